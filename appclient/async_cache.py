@@ -21,8 +21,8 @@ from appclient.database.atleast import AtLeast
 from appclient.database.database import Database
 from appclient.telemetry.observer import TelemetryOption
 from appclient.typed import AsyncTypedObject, Model
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, GtidFlavor
+from freshness.config.config import Config, load_config
+from freshness.config.keyspace import GtidFlavor
 from freshness.errors import ConfigError
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken

@@ -27,8 +27,7 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import NO_DEMAND, Demand, Read
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.access import NodeAccess
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, FormatError
 from freshness.network import BLOCKING, Network
 from freshness.position.token import EventToken

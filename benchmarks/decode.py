@@ -24,7 +24,7 @@ from pymysqlreplication.packet import BinLogPacketWrapper
 from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
 
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.database.schema import key_columns
 from freshness.keys.cachekey import KeyBuilder

@@ -29,7 +29,7 @@ from benchmarks.pipeline import (
     write_log,
 )
 from benchmarks.shop import Shop, open_shop
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import executed_position
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MariadbPosition, Position

@@ -22,7 +22,7 @@ from benchmarks.cores import settle_rest
 from benchmarks.decode import FLAVORS
 from benchmarks.measure import Criterion, Result, Timings, interleave
 from benchmarks.pipeline import TABLE, Pipeline, address_of, open_nodes, open_pipeline, open_server
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.position import Position
 from freshness.stream.source import Transaction

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks.measure import Criterion, Result
 from benchmarks.pipeline import TABLE, address_of, open_nodes, open_pipeline, open_server
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.position import Position
 from freshness.stream.source import Transaction

@@ -20,7 +20,8 @@ from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import Stripe, stripe_keys
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Add, Flows, Head, Strikes
-from freshness.config.settings import ServerAddress, StreamConfig
+from freshness.config.server import ServerAddress
+from freshness.config.stream import StreamConfig
 from freshness.database.connection import connect, executed_position
 from freshness.database.schema import key_columns
 from freshness.keys.cachekey import KeyBuilder

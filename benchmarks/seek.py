@@ -15,7 +15,7 @@ from typing import Final
 
 from benchmarks.decode import SINGLE, SMALL
 from benchmarks.measure import Result, stopwatch
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect
 from integration.servers import DatabaseServer, Flavor
 from integration.servers.database import SCHEMA, make_database

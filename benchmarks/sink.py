@@ -41,8 +41,7 @@ from benchmarks.pipeline import (
 from benchmarks.report import describe_machine
 from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.nodes.memcached import MemcachedNode
 from freshness.position import empty_position
 from freshness.position.token import EventToken

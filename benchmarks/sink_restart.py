@@ -21,7 +21,7 @@ from typing import Final
 from benchmarks.report import describe_machine
 from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.nodes.memcached import MemcachedNode
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, wait_until

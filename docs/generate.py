@@ -21,7 +21,7 @@ from appclient.telemetry.prometheus import PrometheusTelemetry
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.settings import describe_settings
+from freshness.config.config import describe_settings
 from freshness.errors import FreshnessError
 from invalidator.probe.metrics import ProbeMetrics
 from invalidator.probe.tally import ProbeTally

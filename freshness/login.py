@@ -24,7 +24,8 @@ from freshness.config.access import (
     join_variables,
 )
 from freshness.config.hostport import parse_host_port, read_password
-from freshness.config.settings import Keyspace, ServerAddress
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
 from freshness.network import BLOCKING, Network
 

@@ -32,8 +32,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.request import Cas, Get, Item, Stored
 from freshness.algorithm.rule import find_hit_refusal
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.connection import executed_position
 from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode

@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from freshness.config.access import NodeLogin, PasswordCommand, PasswordFile
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
 
 LOCAL_MASTER: Final = "local[*]"

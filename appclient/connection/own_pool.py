@@ -20,7 +20,8 @@ from pymysql.constants import CR, FIELD_TYPE
 from pymysql.cursors import DictCursor
 
 from appclient.connection.commits import find_transaction
-from freshness.config.settings import Keyspace, ServerAddress
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
 from freshness.database.connection import translated
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.network import BLOCKING, Network

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from freshness.algorithm.request import NO_TOKENS
-from freshness.config.settings import Keyspace, ServerAddress
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.position.commit import CommitToken

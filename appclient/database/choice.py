@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.position import Position
 
 RETRY_SECONDS: Final = 30.0

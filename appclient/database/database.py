@@ -24,7 +24,7 @@ from appclient.database.shard import CONNECTIONS_MAX, ShardDatabase, ShardSnapsh
 from appclient.database.vitess_shard import VitessShardDatabase
 from appclient.telemetry.observer import Observer
 from freshness.algorithm.request import NO_TOKENS
-from freshness.config.settings import Keyspace
+from freshness.config.keyspace import Keyspace
 from freshness.errors import (
     ConfigError,
     FlavorMismatch,

@@ -11,8 +11,7 @@ from typing import Any, Final
 from django.utils.module_loading import import_string
 
 from appclient.cache import Explanation
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError
 
 _KNOWN: Final = ("CONFIG", "COOKIE_NAME", "TOKEN_SECONDS", "ON_READ")

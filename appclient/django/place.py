@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError
 
 DatabasePlace: TypeAlias = tuple[str, int, str]

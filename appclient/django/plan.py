@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db.models import Field, Model
 
 from appclient.django.place import DjangoDatabases
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError
 
 _TYPES: Final[Mapping[str, type]] = {

@@ -13,7 +13,9 @@ from appclient.connection.pool import nested_reads
 from appclient.database.database import Database
 from appclient.reading.loader import LoaderFunction, ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.config.settings import Config, ObjectConfig, ServerAddress
+from freshness.config.config import Config
+from freshness.config.object import ObjectConfig
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
 from freshness.errors import ConfigError, FormatError, SourceUnavailable

@@ -37,7 +37,7 @@ from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import FormatError
 from freshness.history.open import open_recorder
 from freshness.network import Network

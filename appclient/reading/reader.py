@@ -16,7 +16,7 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import Demand, Read, ReadContext, find_hit, find_hits, read_through
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.view import NodeView
-from freshness.config.settings import CacheConfig
+from freshness.config.cache import CacheConfig
 from freshness.errors import FreshnessError, Overloaded
 from freshness.network import Network
 

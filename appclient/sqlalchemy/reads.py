@@ -24,7 +24,7 @@ from appclient.sqlalchemy.bykey import ByKey, find_by_key, may_be_by_key
 from appclient.sqlalchemy.composite import CachedSelect, answer_from
 from appclient.sqlalchemy.own import SessionState, Writes
 from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, open_replay, replayed
-from freshness.config.settings import Keyspace
+from freshness.config.keyspace import Keyspace
 from freshness.errors import (
     ConfigError,
     FormatError,

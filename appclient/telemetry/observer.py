@@ -20,7 +20,8 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import Demand, Read
 from freshness.algorithm.request import Reply, Request
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.settings import Config, ServerAddress
+from freshness.config.config import Config
+from freshness.config.server import ServerAddress
 from freshness.errors import FormatError, FreshnessError
 from freshness.position.token import EventToken
 from freshness.values.codec import decode_value

@@ -17,7 +17,7 @@ from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.hostport import parse_host_port
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
 
 with required_extra("opentelemetry"):

@@ -20,7 +20,7 @@ from typing import Any, Final
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
 
 with required_extra("prometheus"):

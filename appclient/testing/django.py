@@ -29,7 +29,7 @@ with required_extra("django"):
 
 from appclient.testing.server import FakeServer, translate
 from appclient.testing.system import FakeSystem
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 
 
 class CachedTestCase(TransactionTestCase):

@@ -30,8 +30,7 @@ from freshness.algorithm.envelope import stripe_key, stripe_number
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.algorithm.request import Head, Streamed
 from freshness.algorithm.restore import Restorer
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, FreshnessError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement

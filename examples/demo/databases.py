@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from freshness.config.settings import GtidFlavor, ServerAddress
+from freshness.config.keyspace import GtidFlavor
+from freshness.config.server import ServerAddress
 from integration.servers import DatabaseServer, Pair, database_pair
 from integration.servers.database import SCHEMA
 

@@ -24,8 +24,7 @@ from examples.demo.interrupted import InterruptedReader
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
 from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.servers import Memcached, Redis, ServerFailed, ServerProcess
 from integration.servers.program import InvalidatorProcess, PythonProgram

@@ -21,7 +21,7 @@ from freshness.algorithm.envelope import PART_HEAD, Filled
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Cas, Finds, Flow, Flows, Get, Item, Procedure, Refused, Stored
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.settings import PARTS_MAX, VALUE_BYTES_MAX
+from freshness.config.cache import PARTS_MAX, VALUE_BYTES_MAX
 from freshness.errors import FormatError, FreshnessError
 from freshness.value import value
 

@@ -61,7 +61,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness, tell_fill, tell_hit, tell_refusal
-from freshness.config.settings import FLOW_SECONDS_MAX, PART_BYTES, STORED_BYTES_MAX
+from freshness.config.cache import FLOW_SECONDS_MAX, PART_BYTES, STORED_BYTES_MAX
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value

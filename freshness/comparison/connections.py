@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from freshness.algorithm.node import CacheNode
 from freshness.comparison.scope import ComparisonScope
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.primary import Primary
 from freshness.nodes.open import open_node
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from freshness.config.access import NodeAccess
-from freshness.config.settings import Config, GtidFlavor, ServerAddress
+from freshness.config.config import Config
+from freshness.config.keyspace import GtidFlavor
+from freshness.config.server import ServerAddress
 from freshness.database.schema import load_registry
 from freshness.keys.placement import Placement
 from freshness.login import with_passwords

@@ -1,1 +1,1 @@
-"""``freshness.toml``: ``settings`` has each setting with its meaning, ``reader`` reads and checks the file."""
+"""``freshness.toml``: a file for each section, with its settings and their checks; ``config`` is the whole."""

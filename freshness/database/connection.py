@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import pymysql
 from pymysql.cursors import Cursor
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import (
     ConfigError,
     FreshnessError,

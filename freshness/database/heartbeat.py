@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, server_identity, translated
 from freshness.errors import FormatError, SourceUnsuitable
 from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, is_beat, topology_row

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pymysql.cursors import DictCursor
 
 from freshness.algorithm.request import Head
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import (
     Connection,
     connect,

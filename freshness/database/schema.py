@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from freshness.config.settings import Config, Keyspace, ServerAddress
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, read_rows, translated
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from freshness.algorithm.membership import NodePolicy
-from freshness.config.settings import CacheConfig
+from freshness.config.cache import CacheConfig
 from freshness.keys.placement import Placement
 from freshness.objects.registry import ObjectDefinition
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from freshness.algorithm.rule import ObjectPolicy
-from freshness.config.settings import Config, Keyspace, ObjectConfig
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace
+from freshness.config.object import ObjectConfig
 from freshness.errors import ConfigError
 from freshness.keys.cachekey import CacheKey, KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

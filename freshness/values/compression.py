@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from freshness.config.settings import VALUE_BYTES_MAX
+from freshness.config.cache import VALUE_BYTES_MAX
 from freshness.errors import FormatError, missing_package
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from appclient.reading import loader
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, ObjectConfig
+from freshness.config.config import Config, load_config
+from freshness.config.object import ObjectConfig
 from freshness.database.connection import Connection, connect, executed_position
 from freshness.database.schema import key_columns, keyspace_id
 from freshness.errors import ConfigError, FormatError, SourceUnavailable, SourceUnsuitable

@@ -17,7 +17,7 @@ import pymemcache
 import pymysql
 
 from appclient import Cache, LoaderConnection, ReadOutcome
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.appclient.tasks import loop_cache
 from integration.harness import wait_for_hits, wait_for_outcome
 

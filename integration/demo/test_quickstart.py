@@ -212,7 +212,7 @@ def test_the_page_of_sqlalchemy(
 
 def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:
     """Each setting of the quickstart that is put back to another value is found by ``check``."""
-    from freshness.config.settings import ServerAddress
+    from freshness.config.server import ServerAddress
     from invalidator.rules.primary import check_database
 
     address = ServerAddress("127.0.0.1", pair.primary.port, "invalidator", "change-me-1", "shop")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database import heartbeat
 from freshness.database.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
 from freshness.errors import FormatError, FreshnessError, SourceUnavailable, SourceUnsuitable

@@ -15,7 +15,7 @@ import pytest
 
 from freshness.algorithm.request import MISSING, Get
 from freshness.config.access import NodeAccess, NodeLogin, PasswordFile, Tls
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position, read_rows
 from freshness.errors import (
     FreshnessError,

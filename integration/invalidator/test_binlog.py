@@ -14,7 +14,7 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import key_columns

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import (
     CUSTOMERS_TABLE,

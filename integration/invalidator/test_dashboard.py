@@ -15,8 +15,8 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from freshness.config.reader import load_config
-from freshness.config.settings import FLOW_SECONDS_MAX
+from freshness.config.cache import FLOW_SECONDS_MAX
+from freshness.config.config import load_config
 from integration.harness import LEASE_SECONDS, System, running_system, wait_until
 from integration.invalidator.test_reshard import deployment, lineage_of
 from integration.servers import Pair

@@ -23,7 +23,7 @@ from redis import Redis as RedisClient
 
 from freshness.algorithm.envelope import NodeRecord, record_key
 from freshness.algorithm.request import Add, Delete
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position, replicated_position
 from freshness.database.foreignkey import Cause, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter

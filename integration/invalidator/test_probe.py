@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from appclient import Cache
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.harness import System, plant, run_cli, running_system, wait_for_hits, wait_until
 from integration.servers import Memcached, Pair
 from integration.servers.redis import Redis

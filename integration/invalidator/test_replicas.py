@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import FreshnessError, HistoryPurged, SourceUnavailable
 from freshness.position import Position

@@ -23,8 +23,7 @@ from appclient import Cache
 from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal, find_record_refusal
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.schema import load_registry
 from freshness.errors import SourceUnavailable
 from freshness.keys.placement import Placement

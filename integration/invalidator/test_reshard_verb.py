@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.harness import wait_for_hits, wait_until
 from integration.invalidator.test_reshard import (
     CUSTOMERS,

@@ -18,7 +18,7 @@ import pytest
 
 from appclient import Cache
 from appclient.async_cache import AsyncCache
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, call_cli, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Flavor, Pair, database_pair
 from integration.servers.certificates import Authority, Certificates

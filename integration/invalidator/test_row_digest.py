@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from pymysql.cursors import DictCursor
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.stream.source import RowChange, Shape
 from freshness.values.codec import DIGEST_BYTES, encode_value, row_digest

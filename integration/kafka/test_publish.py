@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from freshness.config.reader import load_config
-from freshness.config.settings import ServerAddress
+from freshness.config.config import load_config
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import ConfigError
 from integration.configuration import write_config

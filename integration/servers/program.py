@@ -9,8 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from integration.servers.process import ServerProcess
 from invalidator.process.status import read_nodes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.servers.program import PythonProgram
 from invalidator.process.status import read_nodes
 from spark.session import JAVA_OPTIONS

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
 from integration.harness import wait_until
 from integration.provision import ProvisionFailed, find_vitess, vitess_version

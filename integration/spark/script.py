@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pymysql.cursors
 
-from freshness.config.settings import Keyspace
+from freshness.config.keyspace import Keyspace
 from freshness.database.connection import executed_position
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position

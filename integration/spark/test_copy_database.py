@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, HistoryPurged
 from integration.configuration import CUSTOMER
 from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_until

@@ -15,8 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache, LoaderConnection
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.schema import load_registry
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (

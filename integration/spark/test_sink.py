@@ -23,8 +23,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.request import Add, Get, Item
 from freshness.config.access import NodeAccess
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.connection import executed_position
 from freshness.history.archive_file import find_files
 from freshness.keys.placement import Placement

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import ServerAddress
+from freshness.config.config import load_config
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import ConfigError
 from freshness.history.archive_file import find_files

@@ -33,8 +33,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, ServerAddress
+from freshness.config.config import Config, load_config
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import SourceUnavailable
 from freshness.history.archive_file import find_files

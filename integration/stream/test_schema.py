@@ -14,8 +14,8 @@ from typing import Any
 import fastavro
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import ServerAddress
+from freshness.config.config import load_config
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.stream.lines import RefreshedLine, SchemaLine, UpdateLine
 from freshness.stream.source import UNREADABLE

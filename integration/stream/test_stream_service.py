@@ -23,7 +23,7 @@ import pytest
 from pymysql.cursors import DictCursor
 
 from freshness.algorithm.envelope import Stripe, stripe_key, stripe_number
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import executed_position
 from freshness.history.archive_file import UNFINISHED, find_files
 from freshness.keys.placement import Placement

@@ -11,7 +11,7 @@ from typing import Any
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key, stripe_key, stripe_number
 from freshness.algorithm.request import Add, Get, Head, Item
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.database.schema import keyspace_id
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement

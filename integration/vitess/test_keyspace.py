@@ -21,8 +21,8 @@ import grpc
 import pytest
 
 from appclient import Cache
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, ServerAddress
+from freshness.config.config import Config, load_config
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import keyspace_id
 from freshness.errors import SourceUnsuitable

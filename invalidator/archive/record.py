@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from freshness.algorithm.driver import running_clock
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError, FreshnessError
 from freshness.keys.keyrange import KeyRange
 from freshness.stream.resume import ResumeVector

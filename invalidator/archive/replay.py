@@ -22,7 +22,7 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import MISSING, Get, Head, Streamed
 from freshness.algorithm.restore import Restorer
 from freshness.config.access import NodeAccess
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, decode_position, parse_position

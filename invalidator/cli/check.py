@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json, show_progress
 from invalidator.cli.signals import call_on_stop

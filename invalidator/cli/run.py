@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError
 from invalidator.cli.logs import FORMATTERS
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath

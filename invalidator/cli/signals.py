@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError
 
 

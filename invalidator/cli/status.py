@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError
 
 CONNECTIONS_MAX: Final = 256

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, SchemaLine, encode_line

@@ -13,8 +13,9 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from freshness.config.config import Config
 from freshness.config.hostport import parse_host_port, read_password
-from freshness.config.settings import Config, HttpScope
+from freshness.config.http import HttpScope
 from freshness.errors import ConfigError
 from freshness.stream.lines import SchemaLine
 from freshness.stream.schema import TableSchema

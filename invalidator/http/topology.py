@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from freshness.config.settings import Config, Keyspace
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace
 
 
 def describe_topology(config: Config) -> dict[str, Any]:

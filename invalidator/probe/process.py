@@ -14,7 +14,7 @@ from freshness.comparison.comparison import Comparison
 from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX
 from freshness.comparison.scope import load_scope
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
 from freshness.nodes.listing import open_entry_keys, require_listing

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from freshness.algorithm.driver import running_clock
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, ServerAddress
+from freshness.config.config import Config, load_config
+from freshness.config.server import ServerAddress
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.history.open import open_recorder

@@ -21,7 +21,8 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Append, Delete, Get, Request
 from freshness.config.access import NodeAccess
-from freshness.config.settings import CacheConfig, Config
+from freshness.config.cache import CacheConfig
+from freshness.config.config import Config
 from freshness.errors import FormatError
 from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.refill import LoggedRow
-from freshness.config.settings import PART_BYTES
+from freshness.config.cache import PART_BYTES
 from freshness.errors import FormatError
 from freshness.objects.registry import ObjectDefinition
 from freshness.stream.source import RowChange, Transaction

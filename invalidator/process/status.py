@@ -38,7 +38,10 @@ from freshness.algorithm.rule import (
     is_outdated,
 )
 from freshness.comparison.entry import digest_row
-from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
+from freshness.config.shard import Shard
 from freshness.database.connection import connect, read_rows, translated
 from freshness.database.primary import Primary
 from freshness.database.vitess import VitessShard, read_with_token, readable

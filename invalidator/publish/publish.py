@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
-from freshness.config.settings import Config, Keyspace
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace
 from freshness.errors import BrokerUnavailable, ConfigError, FreshnessError, SourceUnavailable
 from freshness.keys.keyrange import KeyRange
 from freshness.stream.resume import ResumeVector

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal, TypeAlias
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import FreshnessError, SourceUnsuitable
 from freshness.position import Position
 from invalidator.replica.server import ServerState, find_foreign

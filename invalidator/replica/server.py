@@ -13,7 +13,7 @@ from typing import Any, Final
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import (
     Connection,
     connect,

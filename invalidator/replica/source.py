@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from freshness.algorithm.driver import running_clock
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import (
     FreshnessError,
     HistoryLost,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from freshness.algorithm.request import ConfirmSuccession
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import FreshnessError
 from invalidator.replica.server import ServerState, look_at
 

@@ -15,8 +15,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, Keyspace, Shard
+from freshness.config.config import Config, load_config
+from freshness.config.keyspace import Keyspace
+from freshness.config.shard import Shard
 from freshness.errors import ConfigError
 from freshness.keys.keyrange import KeyRange
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from freshness.algorithm.envelope import NodeRecord
-from freshness.config.settings import CacheConfig, Config
+from freshness.config.cache import CacheConfig
+from freshness.config.config import Config
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from freshness.config.settings import Config, Shard
+from freshness.config.config import Config
+from freshness.config.shard import Shard
 from invalidator.replica.server import find_filters, find_foreign, find_skipped, find_stopped
 from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.primary import check_log, check_rights, check_service, check_version

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import pymysql
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, read_rows
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from invalidator.replica.server import ServerState, find_log_filters, read_replication, read_state

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from freshness.config.settings import ObjectConfig
+from freshness.config.object import ObjectConfig
 from freshness.database.connection import Connection, read_rows
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule

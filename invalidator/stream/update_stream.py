@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from freshness.config.settings import Keyspace, Shard
+from freshness.config.keyspace import Keyspace
+from freshness.config.shard import Shard
 from freshness.errors import (
     ConfigError,
     SourceUnavailable,

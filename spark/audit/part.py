@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from freshness.config.settings import ShardingFunction
+from freshness.config.keyspace import ShardingFunction
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
 from freshness.values.json import from_json

@@ -20,8 +20,9 @@ from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, req
 with required_packages("spark.copy", "spark"):
     from pyspark.sql import SparkSession
 
-    from freshness.config.reader import load_config
-    from freshness.config.settings import Config, Keyspace, ServerAddress
+    from freshness.config.config import Config, load_config
+    from freshness.config.keyspace import Keyspace
+    from freshness.config.server import ServerAddress
     from freshness.login import with_password, with_passwords
     from spark.arguments import parse_arguments
     from spark.copy.database import DatabaseTarget

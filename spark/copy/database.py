@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
 from freshness.errors import ConfigError, SourceUnavailable
 from spark.copy.merge import find_newest

@@ -19,7 +19,7 @@ with required_packages("spark.live", "spark"):
     from rich.console import Console
 
     from freshness.comparison.scope import load_scope
-    from freshness.config.reader import load_config
+    from freshness.config.config import load_config
     from freshness.nodes.listing import require_listing
     from freshness.nodes.open import open_node
     from spark.arguments import parse_arguments

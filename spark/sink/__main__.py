@@ -26,8 +26,7 @@ with required_packages("spark.sink", "spark"):
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from freshness.config.reader import load_config
-    from freshness.config.settings import Config
+    from freshness.config.config import Config, load_config
     from freshness.exposition import serving
     from spark.arguments import parse_arguments
     from spark.batch import BATCH_ROWS

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from freshness.algorithm.driver import BlockingDriver
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError
 from freshness.nodes.open import open_node

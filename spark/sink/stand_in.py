@@ -20,7 +20,7 @@ from typing import Final, Self
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from freshness.algorithm.driver import BlockingDriver, running_clock
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError
 from freshness.nodes.open import open_node

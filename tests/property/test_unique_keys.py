@@ -17,7 +17,7 @@ from appclient.database.database import Database
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ObjectPolicy
-from freshness.config.settings import ObjectConfig
+from freshness.config.object import ObjectConfig
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn, fold_text
 from freshness.objects.keyfinder import KeyFinder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 
 COMPOSE = Path(__file__).resolve().parent.parent.parent / "compose"
 SERVICE_KEYS = {

@@ -22,9 +22,8 @@ import typer
 import yaml
 
 from freshness import __version__, errors
+from freshness.config.config import Config, load_config
 from freshness.config.hostport import parse_host_port
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
 from freshness.errors import FreshnessError
 from invalidator.archive import record
 from invalidator.cli import app as program

@@ -21,7 +21,7 @@ from docs.generate import TABLES, render
 from freshness import errors
 from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk
 from freshness.algorithm.parts import Manifest
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import FormatError, FreshnessError
 from freshness.position import decode_position, parse_position
 from freshness.position.token import EventToken

@@ -186,7 +186,7 @@ assert len(keyspace_id("xxhash", 1)) == 8
 """,
     "invalidator": """
 import http.client, socket
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from invalidator import cli
 from invalidator.archive.record import ArchiveRecorder
 from invalidator.http.service import HttpService, create_api

@@ -22,7 +22,9 @@ from freshness.algorithm.read import Read, find_hit, find_hits
 from freshness.algorithm.request import Cas, Get, Load, Stored
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import NodeView
-from freshness.config.settings import Keyspace, ServerAddress, Shard
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
+from freshness.config.shard import Shard
 from freshness.errors import SourceUnavailable
 from freshness.position import parse_position
 from freshness.position.token import EventToken

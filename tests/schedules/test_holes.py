@@ -28,7 +28,7 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView, Sightings
-from freshness.config.settings import CacheConfig
+from freshness.config.cache import CacheConfig
 from freshness.errors import NodeUnavailable
 from freshness.position import Position
 from freshness.position.mariadb import MariadbPosition

@@ -19,7 +19,7 @@ from freshness.algorithm.request import Head, Reply, Request
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.access import NodeAccess
-from freshness.config.settings import ObjectConfig
+from freshness.config.object import ObjectConfig
 from freshness.errors import HistoryLost, NodeUnavailable, StreamStopped
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

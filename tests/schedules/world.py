@@ -60,7 +60,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import Sightings
-from freshness.config.settings import PART_BYTES, STORED_BYTES_MAX, CacheConfig
+from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX, CacheConfig
 from freshness.errors import FormatError, FreshnessError, NodeUnavailable
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position

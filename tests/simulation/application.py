@@ -22,8 +22,9 @@ from appclient.database.database import Database
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.config.settings import Keyspace, ServerAddress
-from freshness.config.settings import Shard as Topology
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
+from freshness.config.shard import Shard as Topology
 from freshness.position.token import EventToken
 from tests.schedules.session import Session
 from tests.simulation.database import Server, Shard

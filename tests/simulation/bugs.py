@@ -75,7 +75,8 @@ from freshness.algorithm.rule import (
     find_record_refusal,
 )
 from freshness.algorithm.view import NodeView, Sightings
-from freshness.config.settings import CacheConfig, ServerAddress
+from freshness.config.cache import CacheConfig
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import FormatError, MembershipLost
 from freshness.keys.keycolumn import KeyColumn

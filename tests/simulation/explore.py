@@ -61,7 +61,8 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import Sightings
-from freshness.config.settings import PART_BYTES, CacheConfig, ObjectConfig
+from freshness.config.cache import PART_BYTES, CacheConfig
+from freshness.config.object import ObjectConfig
 from freshness.errors import FreshnessError, NodeUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
 
-from freshness.config.settings import PART_BYTES, CacheConfig
+from freshness.config.cache import PART_BYTES, CacheConfig
 
 FAULTS: Final = (
     "lose_request",  # lost before the effect

@@ -25,7 +25,7 @@ from freshness.algorithm.membership import Membership
 from freshness.algorithm.read import Read
 from freshness.algorithm.request import Add, Cas, Get, Item, Procedure, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.settings import PART_BYTES
+from freshness.config.cache import PART_BYTES
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION

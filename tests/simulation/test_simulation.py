@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.settings import PART_BYTES
+from freshness.config.cache import PART_BYTES
 from tests.schedules.test_parts import with_keys_of_the_place, without_digest
 from tests.simulation.__main__ import main
 from tests.simulation.bugs import KNOWN_SEEDS, PLANTED, SELDOM_CAUGHT, Planting

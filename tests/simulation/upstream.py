@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.request import ConfirmSuccession, Head, Load, ReadHead, ReadStream, Streamed
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter, parse_heartbeat
 from freshness.database.pulse import Pulse
 from freshness.errors import HistoryLost, SourceUnavailable, SourceUnsuitable

@@ -25,7 +25,7 @@ from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
-from freshness.config.settings import ObjectConfig
+from freshness.config.object import ObjectConfig
 from freshness.database.pulse import Pulse
 from freshness.errors import SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder

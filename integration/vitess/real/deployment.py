@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appclient import Cache
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.connection import Connection, connect
 from freshness.errors import FreshnessError
 from integration.configuration import write_sharded_config

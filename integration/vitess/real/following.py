@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import Position, parse_position

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.database.heartbeat import HeartbeatWriter
 from integration.configuration import write_sharded_config
 from integration.servers.vitess import Vitess

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from pyspark.sql import SparkSession
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, read_rows
 from freshness.database.vitess import of_primary
 from freshness.errors import SourceUnavailable

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.position import Position
 from freshness.stream.source import UNREADABLE, RowChange, Transaction
 from integration.servers.vitess import Tablet, Vitess

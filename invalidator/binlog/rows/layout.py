@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, read_rows, translated
 
 _COLUMNS: Final = """SELECT c.table_name, c.column_name, c.extra, k.ordinal_position

@@ -14,7 +14,7 @@ from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from tests.unit.appclient.test_cache import CONFIG, Nodes

@@ -17,7 +17,7 @@ from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.read import NO_DEMAND, Read
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.access import NodeAccess
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore

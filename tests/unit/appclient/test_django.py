@@ -15,7 +15,7 @@ from appclient import ConfigError
 from appclient.django.options import read_options
 from appclient.django.place import find_places
 from appclient.django.session import may_write
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 
 FILE = """
 [cache]
@@ -177,7 +177,7 @@ def test_errors_of_the_server_are_told_apart_where_pymysql_stands_in_for_mysqldb
         "pymysql.install_as_MySQLdb()\n"
         "import MySQLdb.converters, MySQLdb.constants\n"
         "from pymysql import ProgrammingError\n"
-        "from freshness.config.settings import ServerAddress\n"
+        "from freshness.config.server import ServerAddress\n"
         "from freshness.database.connection import translated\n"
         "assert pymysql.err.ProgrammingError is not ProgrammingError\n"
         "found = translated(ProgrammingError(1113, 'no columns'), ServerAddress('h'), 'reading')\n"

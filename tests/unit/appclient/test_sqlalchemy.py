@@ -28,7 +28,7 @@ from appclient.sqlalchemy import CachedReads, CachedSelect
 from appclient.sqlalchemy.composite import answer_from
 from appclient.sqlalchemy.own import is_read
 from appclient.sqlalchemy.replay import StandAside, open_replay
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import Overloaded
 from freshness.position import parse_position
 from freshness.position.commit import CommitToken

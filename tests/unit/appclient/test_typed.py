@@ -20,7 +20,7 @@ from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore

@@ -22,7 +22,9 @@ from freshness.config.access import (
     Tls,
     variable_password,
 )
-from freshness.config.settings import Keyspace, ServerAddress, Shard
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
+from freshness.config.shard import Shard
 from freshness.errors import ConfigError
 from freshness.login import (
     describe_tls_failure,

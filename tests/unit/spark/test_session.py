@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from freshness.config.access import NodeLogin, PasswordFile
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
 from spark.session import require_encryption
 

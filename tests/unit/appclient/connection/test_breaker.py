@@ -18,7 +18,7 @@ from appclient.database.shard import ShardDatabase
 from freshness.algorithm.request import MISSING, Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.access import NodeAccess
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import NodeTimedOut, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore

@@ -12,7 +12,7 @@ from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
 from appclient.database.shard import ShardDatabase
 from appclient.reading.lookup import Lookups
 from appclient.reading.reader import NodeReads
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from appclient.database.choice import LATE_SECONDS, REST_SECONDS, RETRY_SECONDS, ServerChoice
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.position import parse_position
 
 PRIMARY = ServerAddress("primary")

@@ -33,8 +33,7 @@ from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.read import Read
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore

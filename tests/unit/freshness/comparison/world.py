@@ -19,7 +19,8 @@ from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict
 from freshness.comparison.entry import NodeEntry, read_batch
 from freshness.comparison.repair import Condemned, Repair, repair
 from freshness.comparison.scope import ComparisonScope, PrimaryAddress
-from freshness.config.settings import ObjectConfig, ServerAddress
+from freshness.config.object import ObjectConfig
+from freshness.config.server import ServerAddress
 from freshness.errors import SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -10,7 +10,7 @@ import pymysql
 import pytest
 
 from freshness.config.access import Password, PasswordCommand, PasswordFile, Tls
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, translated
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 

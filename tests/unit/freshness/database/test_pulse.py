@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.database import pulse as pulse_module
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse

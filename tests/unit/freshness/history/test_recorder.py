@@ -261,7 +261,7 @@ def test_without_its_package_the_configuration_is_refused(
 ) -> None:
     import sys
 
-    from freshness.config.reader import load_config
+    from freshness.config.config import load_config
     from freshness.history.open import open_recorder
 
     path = tmp_path / "freshness.toml"

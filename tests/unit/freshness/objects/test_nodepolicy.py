@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from freshness.algorithm.membership import NodePolicy
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.database.schema import keyspace_id
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.schema import keyspace_id
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshness.config import settings
+from freshness.config.cache import VALUE_BYTES_MAX
 from freshness.errors import ConfigError, FormatError
 from freshness.values import compression
 from freshness.values.codec import decode_value, encode_value
@@ -88,7 +88,7 @@ def test_a_frame_inside_a_frame_is_no_value() -> None:
         decode_value(PACKED + zstandard.compress(inner))
 
 
-@pytest.mark.parametrize("size", [settings.VALUE_BYTES_MAX + 1, 1 << 30])
+@pytest.mark.parametrize("size", [VALUE_BYTES_MAX + 1, 1 << 30])
 def test_a_bomb_takes_no_memory(size: int) -> None:
     bomb = PACKED + zstandard.ZstdCompressor(level=1).compress(bytes(size))
     tracemalloc.start()

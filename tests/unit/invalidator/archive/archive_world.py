@@ -6,8 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.database.sharding import keyspace_id
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.keyfinder import KeyFinder

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 
 import pytest
 
-from freshness.config.settings import Config, Keyspace
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace
 from freshness.errors import ConfigError, StorageUnavailable
 from freshness.history.archive_file import UNFINISHED
 from freshness.keys.keyrange import KeyRange

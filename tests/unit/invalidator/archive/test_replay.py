@@ -20,7 +20,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.request import MISSING, Add, Cas, Get, Item, Reply, Request, Stored
 from freshness.config.access import NodeAccess
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.history.archive_file import find_files
 from freshness.keys.placement import Placement

@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError
 from integration.servers.certificates import Authority, Certificates, make_certificates
 from integration.servers.process import find_free_port

@@ -16,7 +16,8 @@ from typing import Any, Final
 import pytest
 from fastapi.testclient import TestClient
 
-from freshness.config.settings import Config, HttpScope
+from freshness.config.config import Config
+from freshness.config.http import HttpScope
 from freshness.errors import (
     ConfigError,
     FormatError,

@@ -15,7 +15,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
-from freshness.config.settings import Config
+from freshness.config.config import Config
 from freshness.errors import ConfigError
 from invalidator.http import service
 from invalidator.http.consumers import StreamHub

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from starlette.routing import Route
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from integration.servers.process import find_free_port
 from invalidator.http.gates import EVERYTHING, PAGE_FILES, Grant
 from invalidator.http.overview import LARGE_BYTES, PAGE_HEADERS, OverviewEvents, OverviewFeed, ViewPolicy

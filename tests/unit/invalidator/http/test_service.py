@@ -18,8 +18,7 @@ from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head
 from freshness.config.access import NodeAccess
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.nodes.restoration import Restoration

@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from freshness.config.settings import Config, HttpScope
+from freshness.config.config import Config
+from freshness.config.http import HttpScope
 from invalidator.http import gates
 from invalidator.http.gates import EVERYTHING, Grant, TokenGate
 from invalidator.http.service import create_api

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError
 from integration.configuration import write_config
 from invalidator.probe.prober import ProbePlan

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import (
     ConfigError,
     FreshnessError,

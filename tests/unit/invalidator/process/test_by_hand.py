@@ -18,7 +18,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.request import Add, Get
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement

@@ -12,7 +12,7 @@ import pytest
 
 from freshness.algorithm.driver import running_clock
 from freshness.config.access import NodeAccess
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import SourceUnavailable, StreamStopped
 from freshness.nodes.restoration import Restoration
 from freshness.position import MysqlGtidSet

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.rule import ObjectPolicy
-from freshness.config.settings import ObjectConfig
+from freshness.config.object import ObjectConfig
 from freshness.errors import SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -18,8 +18,7 @@ from freshness.algorithm.envelope import (
     stripe_key,
 )
 from freshness.algorithm.request import Add
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
 from invalidator.process import status

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.request import Streamed
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.position import empty_position
 from invalidator.replica.candidate import Refusal, ReplicaBounds, Server, Situation, judge

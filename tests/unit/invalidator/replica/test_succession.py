@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.request import ConfirmSuccession
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from freshness.errors import SourceUnavailable
 from freshness.position import empty_position, parse_gtids, parse_position
 from invalidator.replica import succession

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError
 from invalidator.reshard.guide import Guide
 from invalidator.reshard.plan import ReshardPlan, Stage, read_plan

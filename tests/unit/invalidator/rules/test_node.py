@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.config import Config, load_config
 from invalidator.rules.node import NodeFacts
 from invalidator.rules.rule import Rule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from invalidator.rules.primary import check_tablet, check_version
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts, ahead_of

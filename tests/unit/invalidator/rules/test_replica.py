@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from invalidator.rules.replica import ShardFacts
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from freshness.config.settings import ServerAddress
+from freshness.config.server import ServerAddress
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.primary import check_server
 from invalidator.rules.rule import Rule

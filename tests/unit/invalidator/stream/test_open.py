@@ -9,8 +9,8 @@ from typing import Literal, cast
 
 import pytest
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, Shard
+from freshness.config.config import Config, load_config
+from freshness.config.shard import Shard
 from freshness.database.vitess import VitessShard
 from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder

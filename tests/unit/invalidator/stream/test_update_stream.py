@@ -14,7 +14,9 @@ from typing import Any, Final
 import pytest
 
 from freshness.algorithm.request import Head
-from freshness.config.settings import Keyspace, ServerAddress, Shard
+from freshness.config.keyspace import Keyspace
+from freshness.config.server import ServerAddress
+from freshness.config.shard import Shard
 from freshness.errors import (
     ConfigError,
     FormatError,

@@ -15,7 +15,7 @@ from freshness.comparison import comparison, entry
 from freshness.comparison.comparison import EntryVerdict
 from freshness.comparison.scope import ComparisonScope
 from freshness.config.access import NodeAccess, NodeLogin
-from freshness.config.reader import load_config
+from freshness.config.config import load_config
 from freshness.errors import ConfigError
 from freshness.nodes.listing import require_listing
 from spark.live import __main__ as command

@@ -20,8 +20,9 @@ from freshness.config.access import (
     PasswordVariable,
     Tls,
 )
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, ServerAddress, SkippedTransaction, describe_settings
+from freshness.config.config import Config, describe_settings, load_config
+from freshness.config.server import ServerAddress
+from freshness.config.shard import SkippedTransaction
 from freshness.errors import ConfigError
 from freshness.login import find_password
 
