@@ -24,8 +24,8 @@ from appclient.typed import Model, TypedObject
 from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import NO_DEMAND, Demand, Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import NO_DEMAND, Demand, Read
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, FormatError

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from appclient.telemetry.observer import Answer
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import NO_DEMAND, Demand, Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import NO_DEMAND, Demand, Read
 from freshness.value import value
 
 COPY_BYTES: Final = 400

@@ -32,9 +32,9 @@ from appclient.telemetry.observer import (
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import Demand, Read, ReadContext
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Demand, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config

@@ -13,8 +13,10 @@ from freshness.algorithm.driver import BlockingDriver
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import Demand, Read, ReadContext, find_hit, find_hits, read_through
+from freshness.algorithm.read import read_through
 from freshness.algorithm.request import Get, Item
+from freshness.algorithm.shortway import find_hit, find_hits
+from freshness.algorithm.state import Demand, Read, ReadContext
 from freshness.algorithm.view import NodeView
 from freshness.config.cache import CacheConfig
 from freshness.errors import FreshnessError, Overloaded

@@ -12,8 +12,8 @@ from typing import Final
 
 from appclient.telemetry.observer import NOT_REFUSED
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Read
 
 log = logging.getLogger(__name__)
 

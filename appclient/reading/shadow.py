@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, TypeAlias
 from appclient.database.atleast import is_enclosed
 from appclient.telemetry.observer import Answer, Load
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Demand, Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Demand, Read
 from freshness.algorithm.view import NodeView
 from freshness.errors import FormatError, FreshnessError
 from freshness.position.token import EventToken

@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from appclient.connection.pool import Pool
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import Demand, Read
 from freshness.algorithm.request import Reply, Request
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Demand, Read
 from freshness.config.config import Config
 from freshness.config.server import ServerAddress
 from freshness.errors import FormatError, FreshnessError

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Read
 from freshness.config.hostport import parse_host_port
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Read
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
 

@@ -16,7 +16,7 @@ from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, record_key, stripe_keys
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import ReadContext, read_through
+from freshness.algorithm.read import read_through
 from freshness.algorithm.request import (
     CONFLICT,
     DONE,
@@ -35,6 +35,7 @@ from freshness.algorithm.request import (
     Strikes,
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.state import ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.errors import NodeUnavailable, NodeUnsuitable
 from freshness.nodes.memcached import MemcachedNode

@@ -18,9 +18,10 @@ from appclient.database.database import Database
 from appclient.database.shard import ShardDatabase
 from freshness.algorithm import read
 from freshness.algorithm.envelope import Filled, record_key
-from freshness.algorithm.read import Read, find_hit, find_hits
 from freshness.algorithm.request import Cas, Get, Load, Stored
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.shortway import find_hit, find_hits
+from freshness.algorithm.state import Read
 from freshness.algorithm.view import NodeView
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
@@ -93,7 +94,7 @@ def test_a_record_behind_the_entry_does_not_vouch_for_it(monkeypatch: pytest.Mon
         return run.finish()[0].outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(read, "_look_up", look_up_with_the_record_behind)
+        patch.setattr(read, "look_up", look_up_with_the_record_behind)
 
     prove(schedule, ReadOutcome.FILLED, plant, "I9", monkeypatch)
 

@@ -14,7 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from freshness.algorithm import admission, apply, envelope, membership, read, rule, view
+from freshness.algorithm import admission, apply, envelope, fill, membership, rule, view
 from freshness.algorithm.envelope import (
     Coverage,
     Filled,
@@ -197,7 +197,7 @@ def test_containment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
                 return None
             return refusal
 
-        patch.setattr(read, "find_fill_refusal", by_time)
+        patch.setattr(fill, "find_fill_refusal", by_time)
 
     prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
@@ -218,7 +218,7 @@ def test_the_floor_holds_what_was_before_the_life(monkeypatch: pytest.MonkeyPatc
                 record, floor=nothing, objects={policy.name: Coverage(policy.fingerprint, nothing)}
             )
 
-        patch.setattr(read, "find_fill_refusal", with_records(without_floor))
+        patch.setattr(fill, "find_fill_refusal", with_records(without_floor))
 
     prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
 
@@ -286,7 +286,7 @@ def test_a_later_event_does_not_imply_an_earlier_one(monkeypatch: pytest.MonkeyP
             found, made = envelope.find_stripe(data, life), world.database.transactions[-1]
             return found and replace(found, position=made.position)
 
-        patch.setattr(read, "find_stripe", of_the_last)
+        patch.setattr(fill, "find_stripe", of_the_last)
 
     prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
@@ -445,7 +445,7 @@ def test_life_before_and_after_the_stub(monkeypatch: pytest.MonkeyPatch) -> None
         return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(read, "_life_of", lambda *_: ANY)  # equal to every life
+        patch.setattr(fill, "_life_of", lambda *_: ANY)  # equal to every life
 
     prove(schedule, ReadOutcome.LIFE, plant, "I1", monkeypatch)
 
@@ -618,8 +618,8 @@ def test_table_floor_is_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
         def without_table_floors(record: NodeRecord, _: ObjectPolicy) -> NodeRecord:
             return replace(record, table_floors={})
 
-        patch.setattr(read, "Stamp", labelled_when_stored)
-        patch.setattr(read, "find_fill_refusal", with_records(without_table_floors))
+        patch.setattr(fill, "Stamp", labelled_when_stored)
+        patch.setattr(fill, "find_fill_refusal", with_records(without_table_floors))
 
     prove(schedule, ReadOutcome.TABLE_FLOOR, plant, "I1", monkeypatch)
 
@@ -674,7 +674,7 @@ def test_an_object_that_is_not_covered_is_not_filled(monkeypatch: pytest.MonkeyP
             start_position = empty_position(record.floor.flavor)
             return replace(record, objects={policy.name: Coverage(policy.fingerprint, start_position)})
 
-        patch.setattr(read, "find_fill_refusal", with_records(all_covered))
+        patch.setattr(fill, "find_fill_refusal", with_records(all_covered))
 
     prove(schedule, ReadOutcome.OBJECT, plant, "I1", monkeypatch)
 
@@ -806,7 +806,7 @@ def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(
     world = World()
     assert schedule(world) is ReadOutcome.OBJECT
     monkeypatch.setattr(
-        read,
+        fill,
         "find_fill_refusal",
         with_records(
             lambda record, policy: replace(
@@ -836,6 +836,6 @@ def test_foreign_bytes_in_a_stripe_are_doubt(monkeypatch: pytest.MonkeyPatch) ->
             except FormatError:
                 return Stripe(life, MysqlGtidSet())
 
-        patch.setattr(read, "find_stripe", lenient)
+        patch.setattr(fill, "find_stripe", lenient)
 
     prove(schedule, ReadOutcome.STRIPE_ABSENT, plant, "I1", monkeypatch)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm import apply, read, view
+from freshness.algorithm import apply, fill, hit, read, view
 from freshness.algorithm.envelope import NodeRecord, find_record
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import invalidate
@@ -129,7 +129,7 @@ def test_a_stub_is_never_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
         return read_anew(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(read, "STUB", b"another empty value")
+        patch.setattr(hit, "STUB", b"another empty value")
         patch.setattr(NodeView, "judge", lambda *_: (None, b"[]"))
 
     prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
@@ -180,7 +180,7 @@ def test_positions_of_two_epochs_do_not_compare(monkeypatch: pytest.MonkeyPatch)
             same = {name: replace(token, epoch=records[name].epoch) for name, token in tokens.items()}
             return find_fill_refusal(policy, ring, records, stripes, same)
 
-        patch.setattr(read, "find_fill_refusal", of_any_epoch)
+        patch.setattr(fill, "find_fill_refusal", of_any_epoch)
 
     prove(schedule, ReadOutcome.EPOCH, plant, "I1", monkeypatch)
 
@@ -257,7 +257,7 @@ def test_every_lineage_of_a_key_is_held_to_the_rule(monkeypatch: pytest.MonkeyPa
             policy = replace(policy, lineages=policy.lineages[:1])
             return find_fill_refusal(policy, ring, records, stripes, tokens)
 
-        patch.setattr(read, "find_fill_refusal", first_only)
+        patch.setattr(fill, "find_fill_refusal", first_only)
 
     def schedule(world: World) -> ReadOutcome:
         return read_pair(world, Replica(world.databases[OTHER]))
@@ -276,11 +276,13 @@ def test_what_does_not_compare_is_doubt(monkeypatch: pytest.MonkeyPatch) -> None
         def fill_with_the_other(context: Any, fills: Any) -> Procedure[None]:
             lent = [dict.fromkeys((LINEAGE, OTHER), each.row.tokens[LINEAGE]) for each in fills]
             rows = [replace(each.row, tokens=tokens) for each, tokens in zip(fills, lent, strict=True)]
-            yield from fill(context, [replace(each, row=row) for each, row in zip(fills, rows, strict=True)])
+            yield from original(
+                context, [replace(each, row=row) for each, row in zip(fills, rows, strict=True)]
+            )
 
-        fill = read._fill
-        patch.setattr(read, "find_fill_refusal", of_what_is_known)
-        patch.setattr(read, "_fill", fill_with_the_other)
+        original = fill._fill
+        patch.setattr(fill, "find_fill_refusal", of_what_is_known)
+        patch.setattr(fill, "_fill", fill_with_the_other)
 
     def schedule(world: World) -> ReadOutcome:
         silent = Replica(world.databases[OTHER])
@@ -458,7 +460,8 @@ def test_an_entry_is_judged_by_a_view_of_its_time(monkeypatch: pytest.MonkeyPatc
         def from_the_future(node: str, lineages: Any, replies: Any, at: float) -> NodeView:
             return NodeView(node, lineages, replies, at + 1000)
 
-        patch.setattr(read, "NodeView", from_the_future)
+        patch.setattr(hit, "NodeView", from_the_future)
+        patch.setattr(fill, "NodeView", from_the_future)
 
     prove(schedule, ReadOutcome.NO_RECORD, plant, "I1", monkeypatch)
 
@@ -482,7 +485,7 @@ def test_a_record_is_read_before_the_entry_that_it_vouches_for(monkeypatch: pyte
         return found.outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(read, "_look_up", look_up_with_the_record_behind)
+        patch.setattr(read, "look_up", look_up_with_the_record_behind)
 
     prove(schedule, ReadOutcome.NO_RECORD, plant, "I7", monkeypatch)
 

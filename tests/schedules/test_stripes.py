@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.algorithm import envelope, invalidate, read, restore
+from freshness.algorithm import envelope, fill, invalidate, restore
 from freshness.algorithm.admission import join
 from freshness.algorithm.envelope import NodeRecord, PendingStripe, Stripe
 from freshness.algorithm.request import (
@@ -79,7 +79,7 @@ def allow_without_stripe(_: World, patch: pytest.MonkeyPatch) -> None:
         held = {name: stripe for name, stripe in stripes.items() if stripe is not None}
         return find_fill_refusal(policy, ring, records, {**empty, **held}, tokens)
 
-    patch.setattr(read, "find_fill_refusal", find)
+    patch.setattr(fill, "find_fill_refusal", find)
 
 
 def test_an_absent_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_pending_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
             except FormatError:
                 return envelope.find_stripe(data, life)
 
-        patch.setattr(read, "find_stripe", any_kind)
+        patch.setattr(fill, "find_stripe", any_kind)
 
     prove(schedule, ReadOutcome.STRIPE_ABSENT, plant, "I1", monkeypatch)
 
@@ -160,7 +160,7 @@ def test_a_stripe_of_a_former_life_refuses(monkeypatch: pytest.MonkeyPatch) -> N
         def of_any_life(data: bytes, life: bytes) -> Stripe | None:
             return replace(Stripe.decode(data), life=life)
 
-        patch.setattr(read, "find_stripe", of_any_life)
+        patch.setattr(fill, "find_stripe", of_any_life)
 
     prove(schedule, ReadOutcome.STRIPE_ABSENT, plant, "I1", monkeypatch)
 
@@ -766,7 +766,7 @@ def test_what_a_reader_missed_is_put_back_first(monkeypatch: pytest.MonkeyPatch)
         return missed, Reader(world, world.replica()).read()
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(read, "_find_wanted", lambda *_: ())
+        patch.setattr(fill, "_find_wanted", lambda *_: ())
 
     prove_use(schedule, (ReadOutcome.STRIPE_ABSENT, ReadOutcome.FILLED), plant, monkeypatch)
 
@@ -823,7 +823,7 @@ def test_a_key_of_a_new_shard_is_cacheable_at_once(monkeypatch: pytest.MonkeyPat
 
     lineages = LINEAGE, OTHER
     assert schedule(World(lineages=lineages)) == [ReadOutcome.FILLED] * 3
-    monkeypatch.setattr(read, "find_fill_refusal", of_both)
+    monkeypatch.setattr(fill, "find_fill_refusal", of_both)
     assert ReadOutcome.FILLED not in schedule(World(lineages=lineages))
 
 

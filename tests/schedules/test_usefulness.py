@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from freshness.algorithm import read
+from freshness.algorithm import fill, hit, read, shortway
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.membership import Membership
 from freshness.algorithm.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
+from freshness.algorithm.state import Demand, Pending, Read, ReadContext, Unstored
 from freshness.algorithm.view import NodeView
 from freshness.position import MysqlGtidSet, Position
 from tests.schedules.test_defences import is_entry, start
@@ -74,7 +75,7 @@ def test_a_time_in_the_future_blocks_no_fill(monkeypatch: pytest.MonkeyPatch) ->
         def is_earlier(_: object, token: Any) -> bool:
             return any(token.timestamp_us < made.timestamp_us for made in world.database.transactions)
 
-        patch.setattr(read, "find_fill_refusal", and_refuse(is_earlier))
+        patch.setattr(fill, "find_fill_refusal", and_refuse(is_earlier))
 
     prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
 
@@ -90,7 +91,7 @@ def test_on_an_idle_shard_equal_is_fresh(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def plant(world: World, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
-            read, "find_fill_refusal", and_refuse(lambda _, token: token.position == world.database.head)
+            fill, "find_fill_refusal", and_refuse(lambda _, token: token.position == world.database.head)
         )
 
     prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
@@ -116,7 +117,7 @@ def test_a_key_that_is_written_all_the_time_is_stored_between_the_writes(
             last = world.database.transactions[-1]
             return bool(token.timestamp_us // 1_000_000 <= last.timestamp_us // 1_000_000)
 
-        patch.setattr(read, "find_fill_refusal", and_refuse(is_of_the_same_second))
+        patch.setattr(fill, "find_fill_refusal", and_refuse(is_of_the_same_second))
 
     prove_use(schedule, [ReadOutcome.FILLED] * 5, plant, monkeypatch)
 
@@ -199,12 +200,12 @@ def test_nobody_depends_on_the_holder_of_a_lease(monkeypatch: pytest.MonkeyPatch
         wait = read._wait_for_winners
 
         def leave_it_to_the_winner(
-            context: read.ReadContext, waiting: list[read._Pending], demand: read.Demand
+            context: ReadContext, waiting: list[Pending], demand: Demand
         ) -> Procedure[None]:
             yield from wait(context, waiting, demand)
             for entry in waiting:
-                if not isinstance(entry.state, read.Read):
-                    entry.state = read._Refused(ReadOutcome.LOST_RACE)
+                if not isinstance(entry.state, Read):
+                    entry.state = Unstored(ReadOutcome.LOST_RACE)
 
         patch.setattr(read, "_wait_for_winners", leave_it_to_the_winner)
 
@@ -228,7 +229,7 @@ def test_a_winner_that_is_refused_makes_room_at_once(monkeypatch: pytest.MonkeyP
             return
             yield
 
-        patch.setattr(read, "_drop_stubs", keep_stub)
+        patch.setattr(fill, "_drop_stubs", keep_stub)
 
     prove_use(schedule, (ReadOutcome.STRIPE, ReadOutcome.FILLED, False), plant, monkeypatch)
 
@@ -254,13 +255,13 @@ def test_what_was_stored_together_does_not_expire_together(monkeypatch: pytest.M
         reader.context.jitter = Random(5).random
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        fill = read._fill
+        original = fill._fill
 
-        def all_alike(context: read.ReadContext, fills: Any) -> Procedure[None]:
+        def all_alike(context: ReadContext, fills: Any) -> Procedure[None]:
             context.jitter = lambda: 0.0
-            yield from fill(context, fills)
+            yield from original(context, fills)
 
-        patch.setattr(read, "_fill", all_alike)
+        patch.setattr(fill, "_fill", all_alike)
 
     prove_use(schedule, True, plant, monkeypatch)
 
@@ -282,7 +283,8 @@ def test_a_copy_does_not_end_between_question_and_answer(monkeypatch: pytest.Mon
         return run.finish()[0].outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(read, "REFRESH_SHARE", 1)
+        patch.setattr(hit, "REFRESH_SHARE", 1)
+        patch.setattr(shortway, "REFRESH_SHARE", 1)
 
     prove_use(schedule, ReadOutcome.HIT, plant, monkeypatch)
 

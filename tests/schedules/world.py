@@ -30,9 +30,10 @@ from freshness.algorithm.envelope import (
     stripe_key,
     stripe_number,
 )
+from freshness.algorithm.hit import look_up
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.algorithm.read import Demand, Read, ReadContext, _look_up, find_hit, find_hits, read_through
+from freshness.algorithm.read import read_through
 from freshness.algorithm.request import (
     NO_TOKENS,
     Add,
@@ -59,6 +60,8 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.shortway import find_hit, find_hits
+from freshness.algorithm.state import Demand, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX, CacheConfig
 from freshness.errors import FormatError, FreshnessError, NodeUnavailable
@@ -1043,7 +1046,7 @@ def look_up_with_the_record_behind(
     context: ReadContext, entries: Sequence[Any], demand: Demand
 ) -> Procedure[None]:
     """A planted bug: step 1 of a read whose records are asked for behind the entries, and not in front."""
-    procedure = _look_up(context, entries, demand)
+    procedure = look_up(context, entries, demand)
     answer: Any = None
     while True:
         try:

@@ -17,6 +17,8 @@ import appclient.database.shard
 import freshness.algorithm.admission
 import freshness.algorithm.applier
 import freshness.algorithm.apply
+import freshness.algorithm.fill
+import freshness.algorithm.hit
 import freshness.algorithm.invalidate
 import freshness.algorithm.membership
 import freshness.algorithm.read
@@ -74,6 +76,7 @@ from freshness.algorithm.rule import (
     find_hit_refusal,
     find_record_refusal,
 )
+from freshness.algorithm.state import Guarded, Unstored, record_gets
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
 from freshness.config.server import ServerAddress
@@ -113,7 +116,7 @@ def _with_stripes(change: Callable[[Stripe | None, NodeRecord], Stripe | None]) 
         }
         return find_fill_refusal(policy, ring, records, seen, tokens)
 
-    return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
+    return _patch(freshness.algorithm.fill, "find_fill_refusal", refusal)
 
 
 def _empty_stripe(record: NodeRecord) -> Stripe:
@@ -135,7 +138,7 @@ def _pending_allows() -> Planted:
         positions = [position for name, position in pending.chunks if name == life]
         return Stripe(life, positions[0].union_all(positions[1:]) if positions else MysqlGtidSet())
 
-    return _patch(freshness.algorithm.read, "find_stripe", find)
+    return _patch(freshness.algorithm.fill, "find_stripe", find)
 
 
 def _stripe_of_any_life() -> Planted:
@@ -145,19 +148,19 @@ def _stripe_of_any_life() -> Planted:
         except FormatError:
             return None
 
-    return _patch(freshness.algorithm.read, "find_stripe", find)
+    return _patch(freshness.algorithm.fill, "find_stripe", find)
 
 
 def _stripe_before_stub() -> Planted:
     """Step 2 before step 1: what was read first decides over the fill."""
     read = freshness.algorithm.read
-    look_up = read._look_up
+    look_up = freshness.algorithm.hit.look_up
     early: dict[int, Any] = {}
 
     def look_up_late(context: Any, entries: Any, demand: Any) -> Procedure[None]:
         for entry in entries:
             lookup = entry.lookup
-            gets: list[Any] = read._record_gets(context.namespace, lookup.policy.lineages)
+            gets: list[Any] = record_gets(context.namespace, lookup.policy.lineages)
             (records,) = yield Flows((Flow(lookup.node, tuple(gets)),))
             if isinstance(records, list):
                 found = [find_record(reply, lookup.node) for reply in records]
@@ -187,13 +190,13 @@ def _stripe_before_stub() -> Planted:
                 else None
                 for name, reply in zip(lineages, replies[:count], strict=True)
             }
-            entry.state = read._Guarded(stub, stripes, records)
+            entry.state = Guarded(stub, stripes, records)
         return
         yield
 
     stack = contextlib.ExitStack()
-    stack.enter_context(_patch(read, "_look_up", look_up_late))
-    stack.enter_context(_patch(read, "_fetch_guards", fetch_nothing))
+    stack.enter_context(_patch(read, "look_up", look_up_late))
+    stack.enter_context(_patch(freshness.algorithm.fill, "_fetch_guards", fetch_nothing))
     return stack
 
 
@@ -210,7 +213,7 @@ def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Plant
         seen = {lineage: record and change(record, policy) for lineage, record in records.items()}
         return find_fill_refusal(policy, ring, seen, stripes, tokens)
 
-    return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
+    return _patch(freshness.algorithm.fill, "find_fill_refusal", refusal)
 
 
 def _coverage_ignored() -> Planted:
@@ -666,7 +669,7 @@ def _epoch_ignored() -> Planted:
         }
         return find_fill_refusal(policy, ring, records, stripes, {**tokens, **relabelled})
 
-    return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
+    return _patch(freshness.algorithm.fill, "find_fill_refusal", refusal)
 
 
 def _empty_newborn() -> Planted:
@@ -800,7 +803,7 @@ def _only_winners_fill() -> Planted:
         yield from original(context, waiting, demand)
         for entry in waiting:
             if entry.is_waiting:
-                entry.state = freshness.algorithm.read._Refused(ReadOutcome.LOST_RACE)
+                entry.state = Unstored(ReadOutcome.LOST_RACE)
 
     def keep(*_: Any) -> Procedure[None]:
         return
@@ -808,7 +811,7 @@ def _only_winners_fill() -> Planted:
 
     stack = contextlib.ExitStack()
     stack.enter_context(_patch(freshness.algorithm.read, "_wait_for_winners", wait))
-    stack.enter_context(_patch(freshness.algorithm.read, "_drop_stubs", keep))
+    stack.enter_context(_patch(freshness.algorithm.fill, "_drop_stubs", keep))
     return stack
 
 

@@ -22,9 +22,9 @@ from freshness.algorithm.envelope import (
     stripe_number,
 )
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.request import Add, Append, Cas, Delete, Get, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Read
 from freshness.position import MysqlGtidSet, Position
 from tests.simulation.database import Commit, Shard
 from tests.simulation.history import STRIPE_HEAD

@@ -37,7 +37,7 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.parts import Manifest
-from freshness.algorithm.read import Demand, Read, ReadContext, read_through
+from freshness.algorithm.read import read_through
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import (
     CONFLICT,
@@ -60,6 +60,7 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.state import Demand, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, CacheConfig
 from freshness.config.object import ObjectConfig

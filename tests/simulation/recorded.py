@@ -22,9 +22,9 @@ from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import Membership
-from freshness.algorithm.read import Read
 from freshness.algorithm.request import Add, Cas, Get, Item, Procedure, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Read
 from freshness.config.cache import PART_BYTES
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.history.arrow import make_schema

@@ -96,7 +96,7 @@ def test_a_live_entry_has_what_the_record_before_it_names() -> None:
     """The lemma on which read-your-writes will stand, in every state; and the order of reading that it needs."""
     world = SmallWorld("a fill, then a change", beats=0, readers=2, polls=2, commits=3)
     assert AfterAFill(world).explore().violation == ""
-    with patch.object(read, "_look_up", look_up_with_the_record_behind):
+    with patch.object(read, "look_up", look_up_with_the_record_behind):
         result = AfterAFill(world).explore()
     assert result.violation.startswith("lemma: version 3 was hit"), "\n".join(result.history)
 

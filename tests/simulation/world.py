@@ -18,11 +18,12 @@ from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.parts import Manifest
-from freshness.algorithm.read import NO_DEMAND, Read, ReadContext, read_through
+from freshness.algorithm.read import read_through
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
+from freshness.algorithm.state import NO_DEMAND, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.object import ObjectConfig

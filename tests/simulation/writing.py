@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from freshness.algorithm.read import NO_DEMAND, Demand
 from freshness.algorithm.request import Wait
+from freshness.algorithm.state import NO_DEMAND, Demand
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
 from freshness.stream.source import RowChange

@@ -14,8 +14,8 @@ from appclient import Cache
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
-from freshness.algorithm.read import NO_DEMAND, Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import NO_DEMAND, Read
 from freshness.config.access import NodeAccess
 from freshness.config.config import load_config
 from freshness.errors import ConfigError, FormatError, SourceUnavailable

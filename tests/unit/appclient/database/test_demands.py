@@ -14,7 +14,7 @@ from appclient.database.atleast import demand_commits, enclosed_by, is_enclosed
 from appclient.database.database import Database
 from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
 from appclient.reading.lookup import Lookups
-from freshness.algorithm import read
+from freshness.algorithm import shortway
 from freshness.config.config import load_config
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
@@ -106,7 +106,7 @@ def test_the_short_way_is_asked_for_commits_and_not_for_an_age(
         load_config(path, {}), open_node=lambda _, name: MemoryNode(MemoryStore(name, clock=lambda: 0.0))
     )
     asked: list[Mapping[str, EventToken]] = []
-    many = read.find_hits
+    many = shortway.find_hits
 
     def find_many(*arguments: Any) -> Any:
         asked.append(arguments[-1])

@@ -10,8 +10,8 @@ import pytest
 
 from appclient.reading.copies import COPY_BYTES, Copies
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.state import Read
 
 POLICY = ObjectPolicy("customer", 7, ("customers",), ("shop/-",), 3600)
 

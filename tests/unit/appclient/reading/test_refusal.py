@@ -9,8 +9,8 @@ import pytest
 from appclient.reading.refusal import LOG_SECONDS, ORDINARY, REMEDIES, Refusals
 from appclient.telemetry.observer import NOT_REFUSED
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.state import Read
 
 
 class Clock:

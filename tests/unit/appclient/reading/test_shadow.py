@@ -12,9 +12,9 @@ from appclient.database.atleast import enclosed_by
 from appclient.reading.shadow import WAITS_SECONDS, ShadowReads
 from freshness.algorithm.envelope import STUB, record_key
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.read import NO_DEMAND, Demand, Read
 from freshness.algorithm.request import Delete, Get, Item
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import NO_DEMAND, Demand, Read
 from freshness.algorithm.view import NodeView
 from freshness.errors import SourceUnavailable
 from freshness.position.token import EventToken

@@ -30,9 +30,9 @@ from appclient.reading.loader import ObjectLoader
 from appclient.telemetry.observer import ObservedNode, Observer, Vitals, find_observer
 from appclient.telemetry.prometheus import NODE_BUCKETS, NOTED_MAX, _Histogram, _Noted
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.read import Read
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import Read
 from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -22,7 +22,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import LEASE_POLLS_MAX, Read, find_hit, find_hits, read_through
+from freshness.algorithm.read import LEASE_POLLS_MAX, read_through
 from freshness.algorithm.request import (
     MISSING,
     Add,
@@ -38,6 +38,8 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.shortway import find_hit, find_hits
+from freshness.algorithm.state import Read
 from freshness.position import empty_position
 from freshness.position.token import EventToken
 from tests.schedules.world import (

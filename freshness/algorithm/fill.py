@@ -1,0 +1,266 @@
+"""Steps 2 to 4 of a read: the stripe and the record, the rows, and the fill.
+
+2. Only after step 1, the stripe of the key and then the node record, on the same node, never from a copy.
+3. Then the rows, with the token that was read from the same server before them.
+4. Store by CAS on the item observed in step 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
+
+A value that is too large for one item is in parts, which are written before step 4 (``parts.py``). A value is never
+stored by add or set: if the item is gone or another, an event invalidated it, and the value is returned without being
+stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from freshness.algorithm.envelope import (
+    Filled,
+    NodeRecord,
+    Stamp,
+    Stripe,
+    encode_wanted,
+    find_stripe,
+    stripe_key,
+    stripe_number,
+    wanted_key,
+)
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.parts import Manifest, store_parts
+from freshness.algorithm.request import (
+    Append,
+    Cas,
+    Delete,
+    Flow,
+    Flows,
+    Get,
+    Item,
+    Load,
+    Procedure,
+    Refused,
+    Reply,
+    Request,
+    Stored,
+)
+from freshness.algorithm.rule import ReadOutcome, find_fill_refusal
+from freshness.algorithm.state import (
+    Guarded,
+    Pending,
+    Read,
+    ReadContext,
+    Stub,
+    Unstored,
+    by_node,
+    lineages_of,
+    record_gets,
+)
+from freshness.algorithm.view import NodeView
+from freshness.algorithm.witness import tell_fill, tell_refusal
+from freshness.errors import FreshnessError
+from freshness.position.token import EventToken
+from freshness.value import value
+
+
+@value
+class _Fill:
+    """A value that may be stored. ``manifest``: of its parts, where it is too large for one item."""
+
+    entry: Pending
+    guarded: Guarded
+    row: Loaded
+    payload: bytes | None
+    ttl_seconds: int
+    manifest: Manifest | None = None
+
+
+def load_and_fill(
+    context: ReadContext, missing: Sequence[Pending], at_least: Mapping[str, EventToken]
+) -> Procedure[None]:
+    yield from _fetch_guards(context, [entry for entry in missing if isinstance(entry.state, Stub)])
+    try:
+        loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing), at_least)
+    except Exception:
+        yield from _drop_stubs(context, missing)
+        raise
+    fills: list[_Fill] = []
+    refused: list[tuple[Pending, Unstored, Loaded]] = []
+    for entry, row in zip(missing, loaded, strict=True):
+        state = entry.state
+        if isinstance(state, Guarded):
+            refusal = row.refusal or _find_refusal(context, entry.lookup, state, row)
+            if refusal is None:
+                fill = _encode(context, entry, state, row)
+                refusal = yield from _store_parts(context, fill)
+                if refusal is None:
+                    fills.append(fill)
+                    continue
+            wanted = _find_wanted(entry.lookup, state) if refusal is ReadOutcome.STRIPE_ABSENT else ()
+            state = entry.state = state.stub.refuse(refusal, wanted)
+        assert isinstance(state, Unstored)
+        refused.append((entry, state, row))
+    yield from _fill(context, fills)
+    yield from _drop_stubs(context, [entry for entry, _, _ in refused])
+    for entry, state, row in refused:
+        entry.state = Read(state.outcome, value=row.value, tokens=row.tokens)
+        if context.witness is not None:
+            tell_refusal(context.witness, entry.lookup, state.outcome, row)
+
+
+def _fetch_guards(context: ReadContext, stubs: Sequence[Pending]) -> Procedure[None]:
+    """Step 2: the stripes of all keys of a node, then the records of these entries' lineages, in one flow.
+
+    Each stub becomes `Guarded`, or `Unstored`: no answer, or another life.
+    """
+    if not stubs:
+        return
+    sent_at = context.clock()
+    asked = []
+    flows = []
+    for node, of_node in by_node(stubs).items():
+        lineages = lineages_of(of_node)
+        gets = [get for entry in of_node for get in _stripe_gets(context.namespace, entry)]
+        asked.append((node, of_node, lineages, len(gets)))
+        flows.append(Flow(node, (*gets, *record_gets(context.namespace, lineages))))
+    answers = yield Flows(tuple(flows))
+    for (node, of_node, lineages, count), replies in zip(asked, answers, strict=True):
+        if isinstance(replies, FreshnessError):
+            for entry in of_node:
+                entry.state = Unstored(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
+            continue
+        view = NodeView(node, lineages, replies[count:], sent_at)
+        if set(lineages) == set(context.lineages):
+            context.sightings.note(node, view)
+            context.views[node] = view  # it holds as much as any other
+        held = iter(replies)
+        for entry in of_node:
+            stub, of_entry = entry.state, entry.lookup.policy.lineages
+            assert isinstance(stub, Stub)
+            found = dict(zip(of_entry, held, strict=False))
+            if any(_life_of(stub.records, lineage) != view.lives[lineage] for lineage in of_entry):
+                # The node has forgotten something since the stub was observed: CAS numbers may have begun again (F8)
+                entry.state = stub.refuse(ReadOutcome.LIFE)
+                continue
+            stripes = {lineage: _find_stripe(view, lineage, reply) for lineage, reply in found.items()}
+            entry.state = Guarded(stub, stripes, view.records)
+
+
+def _stripe_gets(namespace: str, entry: Pending) -> list[Request]:
+    """One for each lineage. How many stripes there are does not change in a life, so the records of step 1 know."""
+    assert isinstance(entry.state, Stub)
+    item = entry.lookup.item
+    gets: list[Request] = []
+    for lineage in entry.lookup.policy.lineages:
+        record = entry.state.records.get(lineage)
+        number = stripe_number(item, record.stripes) if record is not None and record.stripes else 0
+        gets.append(Get(stripe_key(namespace, lineage, number)))
+    return gets
+
+
+def _life_of(records: Mapping[str, NodeRecord | None], lineage: str) -> bytes | None:
+    record = records.get(lineage)
+    return None if record is None else record.life
+
+
+def _find_stripe(view: NodeView, lineage: str, reply: Reply) -> Stripe | None:
+    record = view.records[lineage]
+    return find_stripe(reply.value, record.life) if record is not None and isinstance(reply, Item) else None
+
+
+def _find_refusal(context: ReadContext, lookup: Lookup, guarded: Guarded, row: Loaded) -> ReadOutcome | None:
+    if row.value is None and not lookup.is_exact:
+        return ReadOutcome.KEY
+    return find_fill_refusal(lookup.policy, context.ring, guarded.records, guarded.stripes, row.tokens)
+
+
+def _find_wanted(lookup: Lookup, guarded: Guarded) -> list[tuple[str, int]]:
+    return [
+        (lineage, stripe_number(lookup.item, record.stripes))
+        for lineage, record in guarded.records.items()
+        if record is not None and record.stripes and guarded.stripes.get(lineage, record) is None
+    ]
+
+
+def _encode(context: ReadContext, entry: Pending, guarded: Guarded, row: Loaded) -> _Fill:
+    payload = None if row.value is None else context.encode(row.value)
+    ttl_seconds = entry.lookup.policy.spread_ttl(context.jitter())
+    manifest = None
+    if payload is not None and context.part_bytes < len(payload) <= context.value_bytes_max:
+        manifest = Manifest.of(payload, context.part_bytes)
+    return _Fill(entry, guarded, row, payload, ttl_seconds, manifest)
+
+
+def _store_parts(context: ReadContext, fill: _Fill) -> Procedure[ReadOutcome | None]:
+    """Before step 4: where the entry is, its parts are. Returns why the entry must not be stored."""
+    payload = fill.payload
+    if payload is None or len(payload) <= min(context.part_bytes, context.value_bytes_max):
+        return None
+    if fill.manifest is None:
+        return ReadOutcome.TOO_LARGE
+    node, stub_ttl_seconds = fill.entry.lookup.node, context.fill_lease_ttl_seconds
+    return (
+        yield from store_parts(
+            context.namespace, node, fill.manifest, payload, fill.ttl_seconds, stub_ttl_seconds
+        )
+    )
+
+
+def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
+    """Step 4: store by CAS on the stub of step 1."""
+    witness = context.witness
+    nodes: dict[str, list[tuple[_Fill, Cas]]] = {}
+    for fill in fills:
+        lookup, guarded = fill.entry.lookup, fill.guarded
+        stamps = []
+        for lineage in lookup.policy.lineages:
+            record, token = guarded.records[lineage], fill.row.tokens[lineage]
+            assert record is not None
+            stamps.append(Stamp(lineage, record.life, token.epoch, token.position))
+        data = fill.payload if fill.manifest is None else fill.manifest.encode()
+        entry = Filled(tuple(stamps), lookup.identity, data, fill.manifest is not None).encode()
+        request = Cas(lookup.item, entry, guarded.stub.version, fill.ttl_seconds)
+        nodes.setdefault(lookup.node, []).append((fill, request))
+    if not nodes:
+        return
+    flows = [Flow(node, tuple(cas for _, cas in of_node)) for node, of_node in nodes.items()]
+    sent_us = witness.now_us() if witness is not None else 0
+    answers = yield Flows(tuple(flows))
+    for of_node, replies in zip(nodes.values(), answers, strict=True):
+        failed = isinstance(replies, FreshnessError)
+        for place, (fill, cas) in enumerate(of_node):
+            row, lookup = fill.row, fill.entry.lookup
+            reply = None if failed else replies[place]
+            outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
+            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens)
+            if witness is not None:
+                tell_fill(
+                    witness, lookup, outcome, fill.guarded.records, row, fill.payload, cas, reply, sent_us
+                )
+
+
+def _stored(reply: object) -> ReadOutcome:
+    if isinstance(reply, Stored):
+        return ReadOutcome.FILLED
+    return ReadOutcome.TOO_LARGE if isinstance(reply, Refused) else ReadOutcome.LOST_RACE
+
+
+def _drop_stubs(context: ReadContext, entries: Sequence[Pending]) -> Procedure[None]:
+    """Delete this reader's own stubs, so that the next reader need not wait. A stub that stays expires by itself.
+
+    The same flow notes missing stripes, for the invalidator to put back first.
+    """
+    flows = []
+    for node, of_node in by_node(entries).items():
+        requests: list[Request] = [
+            Delete(entry.lookup.item, stub) for entry in of_node if (stub := entry.own_stub) is not None
+        ]
+        wanted: dict[str, list[int]] = {}
+        for entry in of_node:
+            for lineage, number in entry.state.wanted if isinstance(entry.state, Unstored) else ():
+                wanted.setdefault(lineage, []).append(number)
+        requests += [
+            Append(wanted_key(context.namespace, lineage), encode_wanted(numbers))
+            for lineage, numbers in wanted.items()
+        ]
+        if requests:
+            flows.append(Flow(node, tuple(requests)))
+    if flows:
+        yield Flows(tuple(flows))

@@ -1,0 +1,181 @@
+"""The states of a lookup, and what the steps of a read share: its context, the caller's demand, its answer.
+
+Used by ``freshness.algorithm.read`` and the modules of its steps, ``shortway``, ``hit`` and ``fill``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, Literal
+
+from freshness.algorithm.envelope import NodeRecord, Stripe, record_key
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.request import NO_TOKENS, Get, Request, Version
+from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.view import NodeView, Sightings
+from freshness.algorithm.witness import Witness
+from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX
+from freshness.position.token import EventToken
+from freshness.value import value
+
+REFRESH_SHARE: Final = 0.9
+"""A copy of the records is replaced at this share of its bound, so that it still counts when the answer comes."""
+
+
+@value
+class Read:
+    """The answer to one lookup. From the cache: ``payload`` (encoded; None: no such row). Else: ``value``."""
+
+    outcome: ReadOutcome
+    payload: bytes | None = None
+    value: Any = None
+    tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
+
+    @property
+    def is_hit(self) -> bool:
+        return self.outcome.is_hit
+
+
+@value
+class Demand:
+    """The caller's own demands on a hit. ``at_least``: by lineage, commits that the value must have (I9).
+
+    Where a token is of another lineage than its key, a former one, no hit serves.
+    """
+
+    max_staleness_seconds: float | None = None
+    at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
+
+    @property
+    def may_be_stale(self) -> bool:
+        return self.max_staleness_seconds is None and not self.at_least
+
+
+NO_DEMAND: Final = Demand()
+
+
+@dataclass(slots=True)
+class ReadContext:
+    """The settings and the clock that a client's reads share, and its copies of the node records.
+
+    ``lineages``: of all serving shards that objects may name; hits trust one copy of all their records.
+    ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
+    into bytes. ``recall`` finds what may be served while another reader fills. A value of more than ``part_bytes`` is
+    stored in parts, one of more than ``value_bytes_max`` not at all. Not shared between threads.
+    """
+
+    namespace: str
+    ring: int
+    lineages: tuple[str, ...]
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    encode: Callable[[Any], bytes]
+    node_refresh_seconds: float
+    fill_lease_ttl_seconds: int
+    fill_wait_seconds: float
+    on_stale: Literal["bypass", "serve"]
+    sightings: Sightings
+    witness: Witness | None = None
+    recall: Callable[[Lookup], Read | None] = lambda _: None
+    part_bytes: int = PART_BYTES
+    value_bytes_max: int = STORED_BYTES_MAX
+    views: dict[str, NodeView] = field(default_factory=dict)
+
+
+# A lookup goes through these states, and only forward but for the wait:
+#
+#     not asked yet ─┬─> Read                        a live entry: a hit
+#                    ├─> Parted ─┬─> Read           a live entry with all of its parts: a hit
+#                    │           └─> Unstored       a part is missing
+#                    ├─> Unstored ──────────────┐   nothing may be stored, for the cause that it names
+#                    └─> Stub ─┬─> Unstored ────┤   the stub of another reader is looked up again a few times
+#                              └─> Guarded ─┬───┴─> Read    from the database, not stored
+#                                           └─────> Read    from the database, stored by CAS on the stub
+
+
+@value
+class Unstored:
+    """Nothing is stored. ``stub``: this reader's own stub, which it deletes for the next one. ``wanted``: (lineage,
+    number) of stripes that were missing."""
+
+    outcome: ReadOutcome
+    stub: Version | None = None
+    wanted: Sequence[tuple[str, int]] = ()
+
+
+@value
+class Parted:
+    """A live entry whose value is in parts, which are still to be read. ``outcome``: of the read if all are there."""
+
+    outcome: ReadOutcome
+    manifest: bytes
+
+
+@value
+class Stub:
+    """The stub observed in step 1, which alone a fill may replace.
+
+    ``is_own``: this reader made it. ``is_leased``: another reader made it a moment ago and is about to fill.
+    ``records``: of the node, read no later than the stub.
+    """
+
+    version: Version
+    is_own: bool
+    is_leased: bool
+    records: Mapping[str, NodeRecord | None]
+
+    def refuse(self, outcome: ReadOutcome, wanted: Sequence[tuple[str, int]] = ()) -> Unstored:
+        return Unstored(outcome, self.version if self.is_own else None, wanted)
+
+
+@value
+class Guarded:
+    """A stub with the stripes and the records of step 2, by lineage, which decide over its fill."""
+
+    stub: Stub
+    stripes: Mapping[str, Stripe | None]
+    records: Mapping[str, NodeRecord | None]
+
+
+class Pending:
+    """A lookup and its state; None before the first answer."""
+
+    __slots__ = ("lookup", "state")
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
+        self.state: Read | Unstored | Parted | Stub | Guarded | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return isinstance(self.state, Stub) and self.state.is_leased
+
+    @property
+    def own_stub(self) -> Version | None:
+        """The stub that this reader made and that no fill has replaced."""
+        state = self.state.stub if isinstance(self.state, Guarded) else self.state
+        if isinstance(state, Stub):
+            return state.version if state.is_own else None
+        return state.stub if isinstance(state, Unstored) else None
+
+
+def by_node(entries: Sequence[Pending]) -> Mapping[str, Sequence[Pending]]:
+    """The entries of each node, in their order."""
+    if len(entries) == 1:
+        return {entries[0].lookup.node: entries}
+    nodes: dict[str, list[Pending]] = {}
+    for entry in entries:
+        nodes.setdefault(entry.lookup.node, []).append(entry)
+    return nodes
+
+
+def record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
+    """A request for each node record."""
+    return [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
+
+
+def lineages_of(entries: Sequence[Pending]) -> tuple[str, ...]:
+    """The lineages that the objects of these entries live in. No other lineage decides over them."""
+    return tuple(dict.fromkeys(chain.from_iterable(entry.lookup.policy.lineages for entry in entries)))
