@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -22,10 +22,8 @@ from pymemcache.client.base import Client, normalize_server_spec
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
 from freshness.algorithm.node import LATE_SECONDS, is_key
-from freshness.algorithm.request import Get, Item, Reply, Request, Strikes
-from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
-from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
-from freshness.network import BLOCKING, Network
+from freshness.algorithm.request import Reply, Request, Strikes
+from freshness.errors import ConfigError, FreshnessError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.nodes.meta import (
     FENCE,
     Plan,
@@ -37,6 +35,7 @@ from freshness.nodes.meta import (
     plan_strikes,
     read_value,
 )
+from freshness.nodes.servernode import Reach, ServerNode
 
 OLDEST_VERSION: Final = (1, 6, 13)
 """Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
@@ -59,115 +58,33 @@ PROXY_HINT: Final = (
 )
 
 
-class MemcachedNode:
+class MemcachedNode(ServerNode[socket.socket, Plan]):
     """A connection to one memcached server; see `freshness.algorithm.node.CacheNode`.
 
-    ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. ``timeout_seconds`` bounds each wait for
-    the server to take or give the next bytes. ``make_tls`` and ``credentials``, user and password for memcached's
-    ``-Y`` file, are asked at each connection; a `ConfigError` of theirs is a node that is unavailable. The first
-    `send` on a connection asks the server for its version and for CAS, in two round trips.
+    ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. The credentials are those of memcached's ``-Y``
+    file. The first `send` on a connection asks the server for its version and for CAS, in two round trips.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        connect_timeout_seconds: float = 1.0,
-        timeout_seconds: float = 1.0,
-        make_tls: Callable[[], ssl.SSLContext] | None = None,
-        credentials: Callable[[], tuple[str, str]] | None = None,
-        network: Network = BLOCKING,
-    ) -> None:
-        self.name = name
-        self._network = network
-        self._connect_timeout_seconds = connect_timeout_seconds
-        self._timeout_seconds = timeout_seconds
-        self._make_tls = make_tls
-        self._credentials = credentials
+    technology = "memcached"
+    unreachable_hint = UNREACHABLE_HINT
+
+    def __init__(self, name: str, reach: Reach | None = None) -> None:
+        super().__init__(name, reach)
         try:
             self._address: tuple[str, int] | str = normalize_server_spec(name)
         except ValueError as error:
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port") from error
-        self._socket: socket.socket | None = None
-        self._connections = -1  # the first one is number 0; what is encoded before is not sent
+        self._connections = -1  # the first one is number 0
         self._waits_in_kernel = False
-        self._plan: Plan | None = None
         self._received = b""
         self._receive_bytes = RECEIVE_BYTES
 
-    # -- CacheNode -------------------------------------------------------------------------------------
-
-    def send(self, requests: Sequence[Request]) -> None:
-        if self._plan is not None:
-            self.close()  # answers that nobody received must not be taken for the ones to come
-        # By type, as in `encode_flow`
-        if type(requests) is Strikes and len(requests) > STRIKES_PER_WRITE and self._waits_in_kernel:
-            self._send_strikes(requests)
-            return
-        commands, plan = encode_flow(requests, self._connections)
-        try:
-            connected = self._socket
-            if connected is None:
-                connected = self._open()
-                commands, plan = encode_flow(requests, self._connections)
-            self._plan = plan
-            if commands:
-                self._write(connected, commands)
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _send_strikes(self, strikes: Strikes) -> None:
-        """Thousands of them are encoded piece by piece: the server works on one while the next is made."""
-        try:
-            connected = self._socket or self._open()
-            self._plan = plan_strikes(strikes)
-            for start in range(0, len(strikes), STRIKES_PER_WRITE):
-                self._write(connected, encode_strikes(strikes, start, start + STRIKES_PER_WRITE))
-            self._write(connected, [FENCE])
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    @property
-    def is_connected(self) -> bool:
-        return self._socket is not None
-
-    def connect(self) -> None:
-        if self._socket is not None:
-            return
-        try:
-            self._open()
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def receive(self, *, is_late: bool = False) -> list[Reply]:
-        plan = self._plan
-        assert plan is not None, "receive without send"
-        try:
-            reader = ReplyReader(self._receive, self._received)
-            if is_late:
-                with self._hurrying():
-                    replies = decode_flow(plan, reader)
-            else:
-                replies = decode_flow(plan, reader)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self._plan = None
-        self._received = b""
-        return replies
-
-    def perform(self, requests: Sequence[Request]) -> list[Reply]:
-        self.send(requests)
-        return self.receive()
+    # -- questions outside of a flow -------------------------------------------------------------------
 
     def find(self, key: bytes) -> bytes | None:
-        connected = self._socket
-        if connected is None or self._plan is not None or not is_key(key):
-            (reply,) = self.perform((Get(key),))
-            return reply.value if isinstance(reply, Item) else None
+        connected = self._connection
+        if connected is None or self._awaited is not None or not is_key(key):
+            return super().find(key)
         try:
             connected.sendall(b"mg " + key + b" v\r\n")
             received = connected.recv(RECEIVE_BYTES)
@@ -185,126 +102,116 @@ class MemcachedNode:
 
     def describe(self) -> dict[str, dict[str, str]]:
         """See `DescribedNode`: ``version``, ``stats settings`` and ``stats``, by the names that the server gives."""
-        assert self._plan is None, "describe within a flow"
-        try:
+        with self._asking() as connection:
             client = Client(self._address)
-            client.sock = self._socket or self._open()
+            client.sock = connection
             version = _ask(client.version).decode("latin-1")
             return {
                 "version": {"version": version},
                 "stats settings": _texts(_ask(client.stats, "settings")),
                 "stats": _texts(_ask(client.stats)),
             }
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-        self._plan = None
-        self._received = b""
-        self._receive_bytes = RECEIVE_BYTES
 
     def read_lines(self, command: bytes) -> Generator[bytes]:
         """The lines of the answer to a command that is no request, without their ``\\n``, as they come, until the
         server closes the connection. At the end it is closed in any case. Fails as `send`."""
-        assert self._plan is None, "another answer within a flow"
         rest = b""
         try:
-            connected = self._socket or self._open()
-            connected.sendall(command)
-            while received := connected.recv(LINES_BYTES):
-                *lines, rest = (rest + received).split(b"\n")
-                yield from lines
-        except Exception as error:
-            self._fail(error)
-            raise
+            with self._asking() as connection:
+                connection.sendall(command)
+                while received := connection.recv(LINES_BYTES):
+                    *lines, rest = (rest + received).split(b"\n")
+                    yield from lines
         finally:
             self.close()
 
-    # -- the connection --------------------------------------------------------------------------------
+    # -- the flow --------------------------------------------------------------------------------------
+
+    def _encode(self, requests: Sequence[Request]) -> tuple[Iterable[list[bytes]], Plan]:
+        # By type, as in `encode_flow`
+        if type(requests) is Strikes and len(requests) > STRIKES_PER_WRITE and self._waits_in_kernel:
+            return _encode_in_pieces(requests), plan_strikes(requests)
+        number = self._connections if self._connection is not None else self._connections + 1
+        commands, plan = encode_flow(requests, number)
+        return (commands,) if commands else (), plan
+
+    def _decode(self, connection: socket.socket, awaited: Plan, *, is_late: bool) -> list[Reply]:
+        reader = ReplyReader(self._receive, self._received)
+        if is_late:
+            with self._hurrying(connection):
+                replies = decode_flow(awaited, reader)
+        else:
+            replies = decode_flow(awaited, reader)
+        self._received = b""
+        return replies
 
     @contextmanager
-    def _hurrying(self) -> Iterator[None]:
+    def _hurrying(self, connection: socket.socket) -> Iterator[None]:
         """Waits take `LATE_SECONDS` at most. After a failure the connection is closed anyway."""
-        connected = self._socket
-        assert connected is not None
-        self._bound_waits(connected, LATE_SECONDS)
+        self._bound_waits(connection, LATE_SECONDS)
         yield
-        self._bound_waits(connected, self._timeout_seconds)
+        self._bound_waits(connection, self._reach.timeout_seconds)
 
-    def _bound_waits(self, connected: socket.socket, seconds: float) -> None:
+    def _bound_waits(self, connection: socket.socket, seconds: float) -> None:
         if self._waits_in_kernel:
-            _wait_in_kernel(connected, seconds)
+            _wait_in_kernel(connection, seconds)
         else:
-            connected.settimeout(seconds)
+            connection.settimeout(seconds)
 
-    def _fail(self, error: BaseException) -> None:
-        """Close, and raise our own error for the known kinds of failure; return for all others."""
-        was_open = self._socket is not None
-        self.close()
+    def _translate(self, error: BaseException, *, was_open: bool) -> FreshnessError | None:
         if isinstance(error, ProtocolError) and "out of memory" in str(error):
-            raise NodeUnavailable(
+            return NodeUnavailable(
                 f"memcached {self.name} has no memory for another item",
                 hint="give it more memory, start it without -M, or take its other users elsewhere",
-            ) from error
+            )
         if isinstance(error, ProtocolError):
-            raise NodeUnavailable(
+            return NodeUnavailable(
                 f"memcached {self.name} gave an answer that does not fit: {error}",
                 hint="the connection was closed; see that this address is a memcached server, not a proxy, and that"
                 " it takes more connections (-c)",
-            ) from error
-        if isinstance(
-            error, TimeoutError | BlockingIOError
-        ):  # the latter from a socket that waits in the kernel
-            what = (
-                f"did not answer within {self._timeout_seconds} s"
-                if was_open
-                else "did not accept a connection"
             )
-            raise NodeTimedOut(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT) from error
-        if isinstance(error, ConfigError):
-            kind = NodeTimedOut if isinstance(error, PasswordTimedOut) else NodeUnavailable
-            raise kind(f"memcached {self.name}: {error.message}", hint=error.hint) from error
-        if (failure := describe_tls_failure(error)) is not None:
-            raise NodeUnavailable(f"memcached {self.name}: {failure}", hint=TLS_HINT) from error
-        if isinstance(error, OSError):
-            what = "broke the connection" if was_open else "cannot be reached"
-            raise NodeUnavailable(f"memcached {self.name} {what}: {error}", hint=UNREACHABLE_HINT) from error
+        if isinstance(error, TimeoutError | BlockingIOError):  # the latter if the socket waits in the kernel
+            took = f"did not answer within {self._reach.timeout_seconds} s"
+            what = took if was_open else "did not accept a connection"
+            return NodeTimedOut(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT)
+        return None
+
+    # -- the connection --------------------------------------------------------------------------------
 
     def _open(self) -> socket.socket:
         try:
-            connected = self._connect()
+            connection = self._connect()
         except UnicodeError as error:  # a host name that cannot be one
             raise NodeUnavailable(
                 f"memcached {self.name} cannot be resolved: {error}", hint="correct the name"
             ) from error
-        self._socket = connected
+        self._connection = connection
         self._connections += 1
         self._received = b""
         self._receive_bytes = RECEIVE_BYTES
-        self._waits_in_kernel = _wait_in_kernel(connected, self._timeout_seconds)
-        self._greet(connected)
-        return connected
+        self._waits_in_kernel = _wait_in_kernel(connection, self._reach.timeout_seconds)
+        self._greet(connection)
+        return connection
+
+    def _disconnect(self, connection: socket.socket) -> None:
+        connection.close()
 
     def _connect(self) -> socket.socket:
         """A connection to the first address that the name resolves to; TLS is for TCP only. Raises OSError."""
-        family, host = socket.AF_UNIX, ""
+        reach, family, host = self._reach, socket.AF_UNIX, ""
         target: Any = self._address
         if isinstance(self._address, tuple):
             host, port = self._address
-            family, _, _, _, target = self._network.resolve(host, port)[0]
-        connected = self._network.make_socket(family)
+            family, _, _, _, target = reach.network.resolve(host, port)[0]
+        connected = reach.network.make_socket(family)
         try:
             if family != socket.AF_UNIX:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._make_tls is not None:
-                    connected = self._make_tls().wrap_socket(connected, server_hostname=host)
-            connected.settimeout(self._connect_timeout_seconds)
+                if reach.make_tls is not None:
+                    connected = reach.make_tls().wrap_socket(connected, server_hostname=host)
+            connected.settimeout(reach.connect_timeout_seconds)
             connected.connect(target)
-            connected.settimeout(self._timeout_seconds)
+            connected.settimeout(reach.timeout_seconds)
         except BaseException:
             connected.close()
             raise
@@ -315,9 +222,11 @@ class MemcachedNode:
         OSError."""
         client = Client(self._address)
         client.sock = connected
-        if self._credentials is not None:
+        if self._reach.credentials is not None:
             try:
-                is_stored = _ask(client.set, "auth", " ".join(self._credentials()).encode(), noreply=False)
+                is_stored = _ask(
+                    client.set, "auth", " ".join(self._reach.credentials()).encode(), noreply=False
+                )
             except ProtocolError:
                 is_stored = False
             if not is_stored:
@@ -366,7 +275,7 @@ class MemcachedNode:
         return NodeUnsuitable(f"memcached {self.name} {what}", hint=hint)
 
     def _receive(self) -> bytes:
-        connected = self._socket
+        connected = self._connection
         assert connected is not None
         received = connected.recv(self._receive_bytes)
         if not received:
@@ -375,14 +284,18 @@ class MemcachedNode:
             self._receive_bytes = RECEIVE_MORE_BYTES
         return received
 
-    def _write(self, connected: socket.socket, commands: list[bytes]) -> None:
+    def _write(self, connection: socket.socket, commands: Iterable[list[bytes]]) -> None:
+        for piece in commands:
+            self._write_piece(connection, piece)
+
+    def _write_piece(self, connected: socket.socket, commands: list[bytes]) -> None:
         """Write commands of any size without waiting for a server that itself waits for us to read.
 
         The server read all of the former flow before it gave its last answer, so there is room for the beginning
         of a flow.
         """
         self._receive_bytes = RECEIVE_BYTES
-        if self._make_tls is not None:
+        if self._reach.make_tls is not None:
             self._write_and_read(connected, _pack_records(commands))
             return
         data = b"".join(commands)
@@ -419,10 +332,17 @@ class MemcachedNode:
                     pass
                 except ssl.SSLWantWriteError:
                     awaited |= select.POLLOUT
-                if is_stuck and not self._network.wait(connected, awaited, self._timeout_seconds):
+                if is_stuck and not self._reach.network.wait(connected, awaited, self._reach.timeout_seconds):
                     raise TimeoutError
-        connected.settimeout(None if self._waits_in_kernel else self._timeout_seconds)
+        connected.settimeout(None if self._waits_in_kernel else self._reach.timeout_seconds)
         self._received += b"".join(received)
+
+
+def _encode_in_pieces(strikes: Strikes) -> Iterator[list[bytes]]:
+    """Thousands of them, of which the server works on one piece while the next is made."""
+    for start in range(0, len(strikes), STRIKES_PER_WRITE):
+        yield encode_strikes(strikes, start, start + STRIKES_PER_WRITE)
+    yield [FENCE]
 
 
 def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -6,13 +6,14 @@ Each technology is imported where it is used, so that an application installs on
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from freshness.algorithm.node import CacheNode
 from freshness.config.access import NodeAccess
 from freshness.errors import ConfigError
 from freshness.login import find_credentials, make_context
 from freshness.network import BLOCKING, Network
+from freshness.nodes.servernode import Reach
 
 TIMEOUT_SECONDS: Final = 1.0
 """How long a node is waited for where nothing else is configured."""
@@ -29,21 +30,17 @@ def open_node(
     """A connection to the node "host:port" of the configured backend. Connects with its first request, and reads
     password and certificates each time that it connects."""
     login = access.login
-    options: dict[str, Any] = {
-        "connect_timeout_seconds": connect_timeout_seconds,
-        "timeout_seconds": timeout_seconds,
-        "make_tls": partial(make_context, login.tls, network) if login.tls is not None else None,
-        "credentials": partial(find_credentials, login, name, network) if login.password else None,
-        "network": network,
-    }
+    make_tls = partial(make_context, login.tls, network) if login.tls is not None else None
+    credentials = partial(find_credentials, login, name, network) if login.password else None
+    reach = Reach(connect_timeout_seconds, timeout_seconds, make_tls, credentials, network)
     if access.backend == "memcached":
         from freshness.nodes.memcached import MemcachedNode
 
-        return MemcachedNode(name, **options)
+        return MemcachedNode(name, reach)
     if access.backend == "redis":
         from freshness.nodes.redis import RedisNode
 
-        return RedisNode(name, **options)
+        return RedisNode(name, reach)
     raise ConfigError(
         f'cache.backend = "{access.backend}" cannot be opened by address',
         hint="an embedded cache is handed over by the program that embeds it: pass open_node=",

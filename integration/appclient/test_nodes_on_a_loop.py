@@ -12,6 +12,7 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Reply, Request
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.redis import RedisNode
+from freshness.nodes.servernode import Reach
 from integration.freshness.test_nodes import ServerSetup
 from integration.servers import Memcached, Redis
 from tests.contract.test_backends import BoundContract, Setup
@@ -71,7 +72,9 @@ class TestMemcachedOnALoop(BoundContract):
     @pytest.fixture
     def setup(self, memcached: Memcached, loop: asyncio.AbstractEventLoop) -> Iterator[Setup]:
         memcached.restart()
-        setup = ServerSetup(memcached, lambda: LoopNode(MemcachedNode(memcached.address, network=LOOP), loop))
+        setup = ServerSetup(
+            memcached, lambda: LoopNode(MemcachedNode(memcached.address, Reach(network=LOOP)), loop)
+        )
         yield setup
         setup.close()
 
@@ -80,6 +83,6 @@ class TestRedisOnALoop(BoundContract):
     @pytest.fixture
     def setup(self, redis: Redis, loop: asyncio.AbstractEventLoop) -> Iterator[Setup]:
         redis.restart()
-        setup = ServerSetup(redis, lambda: LoopNode(RedisNode(redis.address, network=LOOP), loop))
+        setup = ServerSetup(redis, lambda: LoopNode(RedisNode(redis.address, Reach(network=LOOP)), loop))
         yield setup
         setup.close()

@@ -40,6 +40,7 @@ from freshness.algorithm.view import Sightings
 from freshness.errors import NodeUnavailable, NodeUnsuitable
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.redis import RIGHTS, RedisNode
+from freshness.nodes.servernode import Reach
 from freshness.position import MysqlGtidSet
 from integration.servers.memcached import Memcached
 from integration.servers.process import ServerProcess
@@ -253,7 +254,7 @@ def test_a_server_that_never_evicts_refuses_appends(started: Callable[..., Memca
 
 def test_all_stripes_of_a_lineage_at_once(started: Callable[..., Memcached]) -> None:
     """The server has something to say to each, so it must be read while the flow is still being written."""
-    node = MemcachedNode(started().address, timeout_seconds=10)
+    node = MemcachedNode(started().address, Reach(timeout_seconds=10))
     names = stripe_keys("shop", "shop/-80", 65_536)
     keys = [b"shop:customer:%d" % number for number in range(65_536)]
     strikes = Strikes(names, b"c" * 60, keys)
@@ -281,11 +282,11 @@ def test_credentials(started: Callable[..., Memcached], tmp_path: Path) -> None:
     # the server answers its own stats only to those who are known, so it cannot be waited for as others are
     server.launch()
     try:
-        good = MemcachedNode(server.address, credentials=lambda: ("app", "secret"))
+        good = MemcachedNode(server.address, Reach(credentials=lambda: ("app", "secret")))
         wait_until_up(good)
         assert good.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
         with pytest.raises(NodeUnsuitable, match="refuses the credentials"):
-            MemcachedNode(server.address, credentials=lambda: ("app", "wrong")).perform([Get(b"k")])
+            MemcachedNode(server.address, Reach(credentials=lambda: ("app", "wrong"))).perform([Get(b"k")])
         with pytest.raises(NodeUnsuitable, match="wants credentials"):
             MemcachedNode(server.address).perform([Get(b"k")])
     finally:
@@ -313,7 +314,7 @@ def test_tls(tmp_path: Path) -> None:
     server.launch()
     try:
         context = ssl.create_default_context(cafile=certificate)
-        node = MemcachedNode(server.address, make_tls=lambda: context, timeout_seconds=5)
+        node = MemcachedNode(server.address, Reach(make_tls=lambda: context, timeout_seconds=5))
         wait_until_up(node)
         requests: list[Request] = [Add(b"k%d" % n, b"v" * (n % 3000), TTL_SECONDS) for n in range(5000)]
         assert set(node.perform(requests)) == {Stored(0)}
@@ -336,7 +337,7 @@ def test_tls(tmp_path: Path) -> None:
         assert isinstance(stripe, Item)
         assert stripe.value == b"s" + b"c" * 2001
         with pytest.raises(NodeUnavailable):
-            MemcachedNode(server.address, make_tls=ssl.create_default_context).perform([Get(b"k")])
+            MemcachedNode(server.address, Reach(make_tls=ssl.create_default_context)).perform([Get(b"k")])
     finally:
         server.stop()
 
@@ -358,7 +359,7 @@ def test_a_paused_server_is_unavailable_and_its_late_answer_is_nobodys(
     started: Callable[..., Memcached],
 ) -> None:
     server = started()
-    node = MemcachedNode(server.address, timeout_seconds=1.5)
+    node = MemcachedNode(server.address, Reach(timeout_seconds=1.5))
     node.perform([Add(b"a", b"value of a", TTL_SECONDS), Add(b"b", b"value of b", TTL_SECONDS)])
     server.pause()
     try:
@@ -423,7 +424,7 @@ def test_a_server_that_stood_still_serves_no_hit(started: Callable[..., Memcache
 def test_a_paused_server_that_no_longer_reads(started: Callable[..., Memcached]) -> None:
     """A flow larger than all buffers on the way ends by the timeout too."""
     server = started()
-    node = MemcachedNode(server.address, timeout_seconds=1.5)
+    node = MemcachedNode(server.address, Reach(timeout_seconds=1.5))
     node.perform([Get(b"k")])
     server.pause()
     try:
@@ -701,9 +702,9 @@ def test_a_user_who_may_do_little(started_redis: Callable[..., Redis]) -> None:
     for user, may in (("all", ["+@all", "-config"]), ("little", [*allowed, "+info"]), ("less", allowed)):
         assert ask(server).acl_setuser(user, enabled=True, passwords=["+secret"], keys=["*"], commands=may)
     for user in ("all", "little"):
-        check_serves(RedisNode(server.address, credentials=known(user)))
+        check_serves(RedisNode(server.address, Reach(credentials=known(user))))
         ask(server).flushall()
-    less = RedisNode(server.address, credentials=known("less"))
+    less = RedisNode(server.address, Reach(credentials=known("less")))
     with pytest.raises(NodeUnavailable, match="refused a request") as caught:
         less.perform([Add(b"bound", b"v", TTL_SECONDS, is_bound=True)])
     assert RIGHTS in caught.value.hint
@@ -713,19 +714,19 @@ def test_a_redis_with_a_password() -> None:
     server = Redis(options=("--requirepass", "secret"))
     server.launch()
     try:
-        node = RedisNode(server.address, credentials=known(""))
+        node = RedisNode(server.address, Reach(credentials=known("")))
         wait_until_up(node)
         assert node.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
         for wrong in (None, lambda: ("", "wrong")):
             with pytest.raises(NodeUnavailable, match=r"(?i)auth|pass"):
-                RedisNode(server.address, credentials=wrong).perform([Get(b"k")])
+                RedisNode(server.address, Reach(credentials=wrong)).perform([Get(b"k")])
     finally:
         server.stop()
 
 
 def test_a_paused_redis_is_unavailable(started_redis: Callable[..., Redis]) -> None:
     server = started_redis()
-    node = RedisNode(server.address, timeout_seconds=1.5)
+    node = RedisNode(server.address, Reach(timeout_seconds=1.5))
     node.perform([Add(b"a", b"value of a", TTL_SECONDS), Add(b"b", b"value of b", TTL_SECONDS)])
     server.pause()
     try:

@@ -68,6 +68,10 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "freshness/nodes/redis.py",
         "import freshness.nodes.meta",
     ),
+    "the scripts of Redis are the Redis node's own": (
+        "freshness/nodes/memcached.py",
+        "import freshness.nodes.scripts",
+    ),
 }
 """Contract → a file, and the import that the contract forbids there."""
 

@@ -39,6 +39,7 @@ from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 from freshness.nodes import memcached
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.meta import VERSION_LIMIT, Plan, ProtocolError, ReplyReader, decode_flow, encode_flow
+from freshness.nodes.servernode import Reach
 from freshness.position import MysqlGtidSet
 
 ADD, CAS = Add(b"k", b"v", 10), Cas(b"k", b"v", 7, 10)
@@ -325,7 +326,7 @@ def connect(
     script: list[ScriptedServer], *connections: list[bytes | None], timeout_seconds: float = 5.0
 ) -> MemcachedNode:
     script.append(ScriptedServer(list(connections)))
-    return MemcachedNode(script[0].address, timeout_seconds=timeout_seconds)
+    return MemcachedNode(script[0].address, Reach(timeout_seconds=timeout_seconds))
 
 
 def test_a_server_that_speaks_nonsense(script: list[ScriptedServer]) -> None:
@@ -372,7 +373,7 @@ FOUND = b"VA 19\r\nVA 2\r\nEN\r\nVA 20\r\n..\r\n"
 def test_a_stub_is_found_empty(marks: bytes) -> None:
     """memcached marks it where nobody asked for marks."""
     node = MemcachedNode("127.0.0.1:1")
-    node._socket = cast(socket.socket, Pieces(iter((b"VA 0" + marks + b"\r\n\r\n",))))
+    node._connection = cast(socket.socket, Pieces(iter((b"VA 0" + marks + b"\r\n\r\n",))))
     assert node.find(b"k") == b""
 
 
@@ -380,7 +381,7 @@ def test_a_stub_is_found_empty(marks: bytes) -> None:
 def test_an_item_whose_answer_comes_in_pieces_is_found_whole(cut: int) -> None:
     """Also where a piece looks like a shorter answer."""
     node = MemcachedNode("127.0.0.1:1")
-    node._socket = cast(socket.socket, Pieces(iter((FOUND[:cut], FOUND[cut:]))))
+    node._connection = cast(socket.socket, Pieces(iter((FOUND[:cut], FOUND[cut:]))))
     assert node.find(b"k") == FOUND[7:-2]
 
 
@@ -393,7 +394,7 @@ def test_values_whose_answers_come_in_pieces_are_found_whole(cut: int, second: i
     node = MemcachedNode("127.0.0.1:1")
     rest = SEVERAL[cut:]
     pieces = [SEVERAL[:cut], *(part for part in (rest[:second], rest[second:]) if part)]
-    node._socket = cast(socket.socket, Pieces(iter(pieces)))
+    node._connection = cast(socket.socket, Pieces(iter(pieces)))
     found: list[Any] = list(node.perform(Finds([b"k%d" % number for number in range(6)])))
     assert found == [*(b"ab", None, b"\r\n\r\n", b"", None, b"c")]
 
@@ -404,7 +405,7 @@ def test_values_whose_answers_come_in_pieces_are_found_whole(cut: int, second: i
 )
 def test_answers_that_are_not_as_many_values_are_an_error(answer: bytes) -> None:
     node = MemcachedNode("127.0.0.1:1")
-    node._socket = cast(socket.socket, Pieces(iter((answer, b""))))
+    node._connection = cast(socket.socket, Pieces(iter((answer, b""))))
     with pytest.raises(NodeUnavailable):
         node.perform(Finds([b"one", b"two"]))
     assert not node.is_connected
@@ -423,7 +424,7 @@ def test_answers_that_are_not_as_many_values_are_an_error(answer: bytes) -> None
 )
 def test_an_answer_that_is_no_item_is_an_error(answer: bytes) -> None:
     node = MemcachedNode("127.0.0.1:1")
-    node._socket = cast(socket.socket, Pieces(iter((answer, b""))))
+    node._connection = cast(socket.socket, Pieces(iter((answer, b""))))
     with pytest.raises(NodeUnavailable):
         node.find(b"k")
     assert not node.is_connected
@@ -440,7 +441,7 @@ class Pieces:
 
 def test_a_connection_that_ended_is_not_read_again() -> None:
     node = MemcachedNode("127.0.0.1:1")
-    node._socket, server = socket.socketpair()
+    node._connection, server = socket.socketpair()
     server.close()
     with pytest.raises(ConnectionResetError, match="the server closed the connection"):
         node._receive()
@@ -578,8 +579,8 @@ def test_strikes_through_a_socket_without_room(
     if not waits_in_kernel:
         monkeypatch.setattr(memcached, "_wait_in_kernel", lambda *_: False)
     server = FlowServer(b"NS k!9c3\r\nNS k!0\r\nMN\r\n")
-    node = MemcachedNode(server.address, timeout_seconds=5)
-    monkeypatch.setattr(node, "_socket", NarrowSocket(node._open()))
+    node = MemcachedNode(server.address, Reach(timeout_seconds=5))
+    monkeypatch.setattr(node, "_connection", NarrowSocket(node._open()))
     names = [b"!%x" % number for number in range(2500)]
     strikes = Strikes(names, b"c" * 60, [b"k%d" % number for number in range(keys)])
     expected: list[Reply] = [CONFLICT if number in (0, 0x9C3) else STORED for number in range(2500)]
@@ -591,7 +592,7 @@ def test_strikes_through_a_socket_without_room(
 
 def test_a_refusal_inside_a_large_flow_counts_for_all_its_appends() -> None:
     server = FlowServer(b"NS k!7\r\n" + OUT_OF_MEMORY + b"NS k!9\r\nMN\r\n")
-    node = MemcachedNode(server.address, timeout_seconds=5)
+    node = MemcachedNode(server.address, Reach(timeout_seconds=5))
     strikes = Strikes([b"!%x" % number for number in range(2500)], b"c", [b"k"])
     assert node.perform(strikes) == [CONFLICT] * 2500 + [DONE]
     node.close()
@@ -659,8 +660,8 @@ def test_a_greeting_that_fails_is_told_in_our_words(
 def test_small_writes_are_sent_at_once(script: list[ScriptedServer]) -> None:
     node = connect(script, [*GREETING, b"EN\r\n"])
     assert node.perform([GET]) == [MISSING]
-    assert node._socket is not None
-    assert node._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert node._connection is not None
+    assert node._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     node.close()
 
 
@@ -670,8 +671,8 @@ def test_a_path_is_a_unix_socket(tmp_path: Path) -> None:
         listener.bind(path)
         listener.listen()
         node = MemcachedNode(path)
-        node._socket = node._connect()
-        assert node._socket.getpeername() == path
+        node._connection = node._connect()
+        assert node._connection.getpeername() == path
         node.close()
 
 

@@ -9,7 +9,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from freshness.algorithm.request import CONFLICT, Append, Cas, Get, Item, Refused, Reply, Request
 from freshness.errors import NodeUnavailable
-from freshness.nodes import redis
+from freshness.nodes import scripts
 from freshness.nodes.redis import RedisNode
 
 FULL = OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
@@ -21,7 +21,7 @@ class Connection:
 
     def __init__(self, *answers: object) -> None:
         self._answers: Iterator[object] = iter(answers)
-        self._scripts = len(redis.SCRIPTS)
+        self._scripts = len(scripts.SCRIPTS)
 
     def connect(self) -> None: ...
 

@@ -1,0 +1,157 @@
+"""A connection to a server as a cache node: what is the same for each technology of servers.
+
+A flow is sent, and then its answers are received, on one connection. An error closes the connection and is raised,
+and so no answer is taken for that of another flow, and no failure for a reply (F11). Used by the drivers, through
+``freshness.nodes.memcached`` and ``freshness.nodes.redis``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from freshness.algorithm.request import Get, Item, Reply, Request
+from freshness.errors import ConfigError, FreshnessError, NodeTimedOut, NodeUnavailable
+from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
+from freshness.network import BLOCKING, Network
+
+Connected = TypeVar("Connected")
+Awaited = TypeVar("Awaited")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a node is reached. ``timeout_seconds`` bounds each wait for the server to take or give the next bytes.
+
+    ``make_tls`` and ``credentials``, user and password, are asked at each connection; a `ConfigError` of theirs is a
+    node that is unavailable.
+    """
+
+    connect_timeout_seconds: float = 1.0
+    timeout_seconds: float = 1.0
+    make_tls: Callable[[], ssl.SSLContext] | None = None
+    credentials: Callable[[], tuple[str, str]] | None = None
+    network: Network = BLOCKING
+
+
+class ServerNode(ABC, Generic[Connected, Awaited]):
+    """See `freshness.algorithm.node.CacheNode`. ``Connected``: a connection; ``Awaited``: how answers are read."""
+
+    technology: ClassVar[str]
+    unreachable_hint: ClassVar[str]
+    broken: ClassVar[tuple[type[BaseException], ...]] = (OSError,)
+    """Errors of a connection that no other sentence explains."""
+
+    def __init__(self, name: str, reach: Reach | None) -> None:
+        self.name = name
+        self._reach = reach or Reach()
+        self._connection: Connected | None = None
+        self._awaited: Awaited | None = None
+
+    def send(self, requests: Sequence[Request]) -> None:
+        if self._awaited is not None:
+            self.close()  # answers that nobody received must not be taken for the ones to come
+        commands, awaited = self._encode(requests)
+        try:
+            connection = self._connection
+            if connection is None:
+                connection = self._open()
+            self._awaited = awaited
+            self._write(connection, commands)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    def connect(self) -> None:
+        if self._connection is None:
+            with self._asking():
+                pass
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
+        awaited, connection = self._awaited, self._connection
+        assert awaited is not None, "receive without send"
+        assert connection is not None
+        try:
+            replies = self._decode(connection, awaited, is_late=is_late)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._awaited = None
+        return replies
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        self.send(requests)
+        return self.receive()
+
+    def find(self, key: bytes) -> bytes | None:
+        (reply,) = self.perform((Get(key),))
+        return reply.value if isinstance(reply, Item) else None
+
+    def close(self) -> None:
+        connection, self._connection, self._awaited = self._connection, None, None
+        if connection is not None:
+            self._disconnect(connection)
+
+    @contextmanager
+    def _asking(self) -> Iterator[Connected]:
+        """A connection for questions outside of a flow."""
+        assert self._awaited is None, "a question within a flow"
+        try:
+            connection = self._connection
+            yield self._open() if connection is None else connection
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Close, and raise our own error for the known kinds of failure; return for all others."""
+        was_open = self._connection is not None
+        self.close()
+        failure = self._translate(error, was_open=was_open) or self._translate_any(error, was_open=was_open)
+        if failure is not None:
+            raise failure from error
+
+    def _translate_any(self, error: BaseException, *, was_open: bool) -> FreshnessError | None:
+        node = f"{self.technology} {self.name}"
+        if isinstance(error, ConfigError):
+            kind = NodeTimedOut if isinstance(error, PasswordTimedOut) else NodeUnavailable
+            return kind(f"{node}: {error.message}", hint=error.hint)
+        tls_failure = describe_tls_failure(error) or describe_tls_failure(error.__context__)
+        if tls_failure is not None:
+            return NodeUnavailable(f"{node}: {tls_failure}", hint=TLS_HINT)
+        if isinstance(error, self.broken):
+            what = "broke the connection" if was_open else "cannot be reached"
+            return NodeUnavailable(f"{node} {what}: {error}", hint=self.unreachable_hint)
+        return None
+
+    @abstractmethod
+    def _encode(self, requests: Sequence[Request]) -> tuple[Any, Awaited]:
+        """The commands of a flow, and how its answers are read. Raises `FormatError`."""
+
+    @abstractmethod
+    def _open(self) -> Connected:
+        """Connect, and keep the connection. Raises what `_translate` knows."""
+
+    @abstractmethod
+    def _write(self, connection: Connected, commands: Any) -> None:
+        """Write what `_encode` returned."""
+
+    @abstractmethod
+    def _decode(self, connection: Connected, awaited: Awaited, *, is_late: bool) -> list[Reply]:
+        """The replies to a flow. ``is_late``: see `CacheNode.receive`."""
+
+    @abstractmethod
+    def _translate(self, error: BaseException, *, was_open: bool) -> FreshnessError | None:
+        """The failures that only this technology knows, and those in time."""
+
+    @abstractmethod
+    def _disconnect(self, connection: Connected) -> None:
+        """Close the connection."""
