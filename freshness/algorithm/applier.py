@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from freshness.algorithm.absence import Absences
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, acknowledge, apply_batch, is_new_to_some, renew
 from freshness.algorithm.envelope import NodeRecord
@@ -30,10 +31,6 @@ from freshness.position import Position, empty_position
 from freshness.stream.source import Heartbeat
 
 log = logging.getLogger(__name__)
-
-REJOIN_MIN_SECONDS: Final = 0.2
-REJOIN_MAX_SECONDS: Final = 5.0
-"""A node that cannot be joined is tried again after a pause that doubles between these two."""
 
 RENEW_SECONDS: Final = 0.25
 """How often leases are looked after while nothing else happens."""
@@ -68,13 +65,13 @@ class Permit:
     targets: Mapping[str, Target]
     tenures: Mapping[str, bytes]
 
-
-@dataclass(slots=True)
-class _Rejoin:
-    """When a node may be tried again. ``pause_seconds``: how long it is left alone after the next failure."""
-
-    pause_seconds: float
-    at: float = float("-inf")
+    @classmethod
+    def of(cls, joined: Sequence[Membership]) -> Permit:
+        """For a batch that other processes send from now on."""
+        return cls(
+            {each.node: Target.of(each.policy.namespace, each.joined_record()) for each in joined},
+            {each.node: each.joined_record().tenure for each in joined},
+        )
 
 
 def create_members(
@@ -116,8 +113,11 @@ class Applier:
     history_checked_at: float = float("-inf")
     passed: Streamed | None = None
     problems: dict[str, FreshnessError | str] = field(default_factory=dict)
-    _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
+    absences: Absences = field(init=False)
     _ended: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.absences = Absences(self.clock, self.is_sender, self.problems)
 
     # -- membership ----------------------------------------------------------------------------------------
 
@@ -127,17 +127,16 @@ class Applier:
 
     def join_missing(self) -> Procedure[None]:
         """Join every node that is not joined and whose pause is over, those of `end_lives` under new lives."""
-        now = self.clock()
         missing = [
             member
             for member in self.members.values()
-            if not member.is_joined and self._rejoin_of(member).at <= now
+            if not member.is_joined and self.absences.is_over(member.node)
         ]
         if not missing:
             return
         yield from self._join(missing)
         if not self.is_sender:
-            behind = [member for member in missing if self._is_behind(member)]
+            behind = [member for member in missing if _is_behind(member, self.streamed, self.streamed_epoch)]
             for member in behind:
                 self._end_life(member, f"it has {member.applied}, the stream has passed {self.streamed}")
             yield from self._join(behind)
@@ -154,22 +153,13 @@ class Applier:
         )
         for member, result in zip(members, results, strict=True):
             if isinstance(result, FreshnessError):
-                self._postpone(member, result)
+                self.absences.begin(member, result)
             else:
                 self._note_joined(member)
 
-    def _is_behind(self, member: Membership) -> bool:
-        """Whether a joined node has not acknowledged all that the stream has delivered, in the same history."""
-        return (
-            member.is_joined
-            and member.joined_record().epoch == self.streamed_epoch
-            and not member.applied.contains(self.streamed)
-        )
-
     def _note_joined(self, member: Membership) -> None:
-        self._rejoins[member.node] = _Rejoin(self._first_pause_seconds)
+        self.absences.end(member.node)
         self._ended.discard(member.node)
-        self.problems.pop(member.node, None)
         self.is_history_checked = False
         record = member.joined_record()
         self.epoch = max(self.epoch, record.epoch)
@@ -223,7 +213,7 @@ class Applier:
         """Keep the leases of joined nodes, as long as the own heartbeat is young."""
         members = self.joined
         results = yield from gather([renew(member) for member in members])
-        self._note_failures(members, results)
+        self.absences.begin_failed(members, results)
 
     def pause(self) -> Procedure[None]:
         """Let `RETRY_SECONDS` pass, and renew the leases in between: the shortest lasts hardly longer than that."""
@@ -233,37 +223,9 @@ class Applier:
 
     def finish(self) -> Procedure[None]:
         """Leave the resume copies up to date, so that the next start repeats nothing."""
-        yield from self._write_resume_copies()
-
-    def _write_resume_copies(self) -> Procedure[None]:
         members = self.joined
         results = yield from gather([member.write_resume() for member in members])
-        self._note_failures(members, results)
-
-    def _note_failures(self, members: Sequence[Membership], results: Sequence[object]) -> None:
-        for member, result in zip(members, results, strict=True):
-            if isinstance(result, FreshnessError):
-                self._postpone(member, result)
-
-    def _postpone(self, member: Membership, why: FreshnessError | str) -> None:
-        member.leave()
-        self.problems[member.node] = why
-        rejoin = self._rejoin_of(member)
-        rejoin.at = self.clock() + rejoin.pause_seconds
-        log.warning(
-            "node %s is out: %s; next try in %.1f s. Its lease runs out, its progress stays.",
-            member.node,
-            why,
-            rejoin.pause_seconds,
-        )
-        rejoin.pause_seconds = min(max(2 * rejoin.pause_seconds, REJOIN_MIN_SECONDS), REJOIN_MAX_SECONDS)
-
-    def _rejoin_of(self, member: Membership) -> _Rejoin:
-        return self._rejoins.setdefault(member.node, _Rejoin(self._first_pause_seconds))
-
-    @property
-    def _first_pause_seconds(self) -> float:
-        return REJOIN_MIN_SECONDS if self.is_sender else 0.0
+        self.absences.begin_failed(members, results)
 
     def _end_life(self, member: Membership, why: str) -> None:
         log.error("node %s begins a new life: %s", member.node, why)
@@ -312,7 +274,7 @@ class Applier:
             return replace(record, primary=head.primary)
 
         results = yield from gather([member.store(change) for member in others])
-        self._note_failures(others, results)
+        self.absences.begin_failed(others, results)
 
     def confirm_loss(self) -> bool:
         """Count a look that found the history lost. True: it has been so for `HISTORY_CONFIRM_SECONDS` of looks."""
@@ -324,14 +286,6 @@ class Applier:
     def opened(self, start: Position) -> None:
         """The stream was opened at ``start``, in a history that holds what the nodes demand."""
         self.streamed, self.streamed_epoch, self.lost_looks, self.passed = start, self.epoch, 0, None
-
-    def permit(self) -> Permit:
-        """For a batch that other processes send from now on."""
-        records = {member.node: member.joined_record() for member in self.joined}
-        return Permit(
-            {node: Target.of(self.members[node].policy.namespace, each) for node, each in records.items()},
-            {node: record.tenure for node, record in records.items()},
-        )
 
     def read_stream(self, _: float) -> Streamed | None:
         """The answer to `ReadStream`: for procedures that run beside this applier, from any thread."""
@@ -371,9 +325,8 @@ class Applier:
                 for member in members
             ]
         )
-        self._note_failures(members, results)
-        self._note_epoch(beats)
-        self._note_primary(heartbeat)
+        self.absences.begin_failed(members, results)
+        self._note_beats(beats, heartbeat)
 
     def find_before(self, _: Membership, before: Position) -> Position:
         """Where a batch begins for this node that begins at ``before`` in the stream. Events behind that are left out
@@ -402,16 +355,15 @@ class Applier:
         for member in self.joined:
             why = failed.get(member.node) or _find_gap(member, permit, before)
             if why:
-                self._postpone(member, why)
+                self.absences.begin(member, why)
             else:
                 ready.append(member)
         batch = Batch({}, raised, before, streamed, heartbeat, is_new_to_some(ready, raised))
         results = yield from gather([acknowledge(member, batch) for member in ready])
-        self._note_failures(ready, results)
+        self.absences.begin_failed(ready, results)
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.
-        yield from self._write_resume_copies()
-        self._note_epoch(beats)
-        self._note_primary(heartbeat)
+        yield from self.finish()
+        self._note_beats(beats, heartbeat)
 
     def _take_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
         """See `find_own_heartbeat`. All that was streamed up to this batch is noted with it."""
@@ -433,14 +385,12 @@ class Applier:
                     )
         return seen
 
-    def _note_epoch(self, beats: Sequence[Heartbeat]) -> None:
+    def _note_beats(self, beats: Sequence[Heartbeat], heartbeat: HeartbeatSeen | None) -> None:
+        """Join all nodes again after the epoch was raised. Check the history again if own heartbeats go to another
+        primary than the records follow: a stream can outlast a failover, as that of a replica does."""
         if any(beat.epoch > self.epoch for beat in beats):
             log.warning("the epoch was raised: history was lost; all nodes begin new lives")
             self.leave_all()
-
-    def _note_primary(self, heartbeat: HeartbeatSeen | None) -> None:
-        """Check the history again where heartbeats go to another primary than the records follow. A stream can
-        outlast a failover, as that of a replica does."""
         if heartbeat is None or heartbeat.written_at < self.history_checked_at:
             return
         if any(member.joined_record().primary != heartbeat.primary for member in self.joined):
@@ -448,6 +398,13 @@ class Applier:
                 "heartbeats go to another primary, %s: the history is checked again", heartbeat.primary
             )
             self.is_succeeded, self.is_history_checked = True, False
+
+
+def _is_behind(member: Membership, streamed: Position, epoch: int) -> bool:
+    """Whether a joined node has not acknowledged all that the stream has delivered, in the same history."""
+    return (
+        member.is_joined and member.joined_record().epoch == epoch and not member.applied.contains(streamed)
+    )
 
 
 def _find_gap(member: Membership, permit: Permit, before: Position) -> str:

@@ -54,7 +54,7 @@ from freshness.algorithm.state import (
     record_gets,
 )
 from freshness.algorithm.view import NodeView
-from freshness.algorithm.witness import tell_fill, tell_refusal
+from freshness.algorithm.witness import Attempt, tell_fill, tell_refusal
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value
@@ -231,9 +231,8 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
             fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens)
             if witness is not None:
-                tell_fill(
-                    witness, lookup, outcome, fill.guarded.records, row, fill.payload, cas, reply, sent_us
-                )
+                attempt = Attempt(fill.payload, cas, reply, sent_us)
+                tell_fill(witness, lookup, outcome, fill.guarded.records, row.tokens, attempt)
 
 
 def _stored(reply: object) -> ReadOutcome:

@@ -32,7 +32,7 @@ from freshness.algorithm.envelope import (
     stripe_numbers,
 )
 from freshness.algorithm.invalidate import Target, invalidate
-from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import (
     STORED,
     Append,
@@ -46,7 +46,7 @@ from freshness.algorithm.request import (
     Stored,
 )
 from freshness.algorithm.rule import ReadOutcome, find_fill_refusal
-from freshness.algorithm.witness import Witness, tell_fill
+from freshness.algorithm.witness import Attempt, Witness, tell_fill
 from freshness.errors import FormatError
 from freshness.position import Position
 from freshness.position.token import EventToken
@@ -116,21 +116,31 @@ def refill(
             else:
                 removed.append(item)
     if fills:
-        sent_us = witness.now_us() if witness is not None else 0
-        replies = yield Flow(node, tuple(cas for _, cas in fills))
-        for (row, cas), reply in zip(fills, replies, strict=True):
-            if not isinstance(reply, Stored):
-                removed.append(cas.key)
-            elif witness is not None:
-                loaded = Loaded(row.payload, {token.lineage: token})
-                records = {token.lineage: record}
-                lookup = replace(row.lookup, node=node)
-                tell_fill(
-                    witness, lookup, ReadOutcome.FILLED, records, loaded, row.payload, cas, reply, sent_us
-                )
+        removed += yield from _fill(node, fills, record, token, witness)
     if removed:
         yield from invalidate(node, removed, target, token.position)
     return sorted(appended)
+
+
+def _fill(
+    node: str,
+    fills: Sequence[tuple[LoggedRow, Cas]],
+    record: NodeRecord | None,
+    token: EventToken,
+    witness: Witness | None,
+) -> Procedure[list[bytes]]:
+    """Store the rows. Returns the items in whose place another one is by now."""
+    sent_us = witness.now_us() if witness is not None else 0
+    replies = yield Flow(node, tuple(cas for _, cas in fills))
+    failed: list[bytes] = []
+    for (row, cas), reply in zip(fills, replies, strict=True):
+        if not isinstance(reply, Stored):
+            failed.append(cas.key)
+        elif witness is not None:
+            records, tokens = {token.lineage: record}, {token.lineage: token}
+            attempt = Attempt(row.payload, cas, reply, sent_us)
+            tell_fill(witness, replace(row.lookup, node=node), ReadOutcome.FILLED, records, tokens, attempt)
+    return failed
 
 
 def _has(entry: Filled | None, record: NodeRecord | None, events: Position) -> bool:

@@ -17,6 +17,7 @@ from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import Cas, Item, Reply, Stored, Version
 from freshness.algorithm.rule import ReadOutcome
 from freshness.position import Position
+from freshness.position.token import EventToken
 
 ActionKind: TypeAlias = Literal["fill", "hit", "refusal", "invalidation", "publish"]
 
@@ -92,23 +93,29 @@ def tell_hit(
     witness.tell(action)
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A fill that was sent. ``payload``: the encoded value. ``reply``: None if the node did not answer."""
+
+    payload: bytes | None
+    cas: Cas
+    reply: Reply | None
+    sent_us: int
+
+
 def tell_fill(
     witness: Witness,
     lookup: Lookup,
     outcome: ReadOutcome,
     records: Mapping[str, NodeRecord | None],
-    row: Loaded,
-    payload: bytes | None,
-    cas: Cas,
-    reply: Reply | None,
-    sent_us: int,
+    tokens: Mapping[str, EventToken],
+    attempt: Attempt,
 ) -> None:
-    """A fill of ``payload`` was sent: stored, or perhaps stored where the node did not answer, or refused by the
-    node."""
+    """A value was stored, or perhaps stored if the node did not answer, or refused by the node."""
     if not witness.wants(lookup.item):
         return
     traces = {}
-    for lineage, token in row.tokens.items():
+    for lineage, token in tokens.items():
         record = records.get(lineage)
         traces[lineage] = Trace(
             token.epoch,
@@ -116,20 +123,21 @@ def tell_fill(
             token.position,
             None if record is None else record.floor,
         )
+    reply = attempt.reply
     action = Action(
         "fill" if reply is None or isinstance(reply, Stored) else "refusal",
         outcome.name,
         lookup.node,
-        sent_us,
+        attempt.sent_us,
         witness.now_us(),
         lookup.item,
         lookup.policy.name,
         lookup.policy.tables,
         traces,
-        payload,
-        payload is None,
+        attempt.payload,
+        attempt.payload is None,
         reply.version if isinstance(reply, Stored) else 0,
-        cas.version,
+        attempt.cas.version,
     )
     witness.tell(action)
 

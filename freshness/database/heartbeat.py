@@ -78,7 +78,6 @@ class HeartbeatWriter:
         namespace: str = "",
         lineage: str = "",
         topology: int = 1,
-        timeout_seconds: float = 5.0,
         now_us: Callable[[], int] = _now_us,
     ) -> None:
         if (
@@ -99,7 +98,6 @@ class HeartbeatWriter:
             "topology": topology,
         }
         self._clock_error_us = round(clock_error_seconds * 1_000_000)
-        self._timeout_seconds = timeout_seconds
         self._now_us = now_us
         self._connection: Connection | None = None
         self._sequence: int | None = None
@@ -248,7 +246,7 @@ class HeartbeatWriter:
     def _run(self, work: Callable[[Connection], Result]) -> Result:
         """After an error the next call opens a new connection."""
         if self._connection is None:
-            self._connection = connect(self._address, timeout_seconds=self._timeout_seconds)
+            self._connection = connect(self._address)
         try:
             return work(self._connection)
         except Exception as error:

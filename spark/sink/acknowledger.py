@@ -67,7 +67,7 @@ class Acknowledger(Applier):
         yield from self.join_missing()
         if self.joined and not self.is_history_checked:
             yield from self._await_history()
-        return self.permit()
+        return Permit.of(self.joined)
 
     def commit(self, parts: Sequence[Part], permit: Permit) -> Procedure[None]:
         """Acknowledge a micro-batch on every node that was joined throughout, and took all of it.

@@ -542,7 +542,7 @@ def test_a_heartbeat_of_another_primary_renews_no_lease(monkeypatch: pytest.Monk
             return self.heartbeat is not None and original(self, now, self.heartbeat.primary)
 
         patch.setattr(Membership, "may_vouch", by_any_heartbeat)
-        patch.setattr(Applier, "_note_primary", lambda *_: None)
+        patch.setattr(Applier, "_note_beats", lambda *_: None)
 
     sound = World()
     assert schedule(sound) is ReadOutcome.CLOSED

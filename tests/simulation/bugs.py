@@ -585,7 +585,7 @@ def _new_primary_trusted() -> Planted:
     def follow(self: Applier, head: Head) -> Procedure[None]:
         members = self.joined
         follows = [member.store(lambda record: replace(record, primary=head.primary)) for member in members]
-        self._note_failures(members, (yield from gather(follows)))
+        self.absences.begin_failed(members, (yield from gather(follows)))
 
     return _patch(Applier, "_follow_primary", follow)
 

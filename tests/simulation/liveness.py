@@ -12,7 +12,8 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final
 
-from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS, REJOIN_MAX_SECONDS
+from freshness.algorithm.absence import REJOIN_MAX_SECONDS
+from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import Wait
 from freshness.algorithm.restore import DOUBT_SECONDS, PENDING_MORE_SECONDS, SWEEP_SECONDS

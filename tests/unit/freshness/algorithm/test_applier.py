@@ -124,11 +124,11 @@ def test_the_history_must_be_checked_after_each_join() -> None:
 
 def test_a_permit_names_the_nodes_that_are_joined() -> None:
     scene = Scene()
-    assert scene.applier.permit() == Permit({}, {})
+    assert Permit.of(scene.applier.joined) == Permit({}, {})
     scene.join()
     record = scene.applier.members[NODE].joined_record()
     target = Target("shop", "shop/-", record.life, 8, up_to(10))
-    assert scene.applier.permit() == Permit({NODE: target}, {NODE: record.tenure})
+    assert Permit.of(scene.applier.joined) == Permit({NODE: target}, {NODE: record.tenure})
 
 
 # -- how far the stream is -----------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def follow(scene: Scene, number: int, *beats: Heartbeat) -> None:
     if scene.is_sender:
         scene.driver.run(applier.send({NODE: {}}, {}, up_to(number), beats))
     else:
-        permit = applier.permit()
+        permit = Permit.of(applier.joined)
         scene.driver.run(applier.acknowledge({}, applier.streamed, up_to(number), beats, permit, {}))
 
 

@@ -13,6 +13,7 @@ from freshness.algorithm.request import MISSING, Cas, Item, Refused, Reply, Stor
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.witness import (
     Action,
+    Attempt,
     Trace,
     tell_fill,
     tell_hit,
@@ -76,8 +77,8 @@ def test_a_fill(
     reply: Reply | None, outcome: ReadOutcome, kind: str, version: int, value: bytes | None
 ) -> None:
     seen = Seen()
-    cas, row = Cas(ITEM, entry(value), 41, 60), Loaded(value, {LINEAGE: TOKEN})
-    tell_fill(seen, LOOKUP, outcome, {LINEAGE: RECORD}, row, value, cas, reply, 10)
+    attempt = Attempt(value, Cas(ITEM, entry(value), 41, 60), reply, 10)
+    tell_fill(seen, LOOKUP, outcome, {LINEAGE: RECORD}, {LINEAGE: TOKEN}, attempt)
     (action,) = seen.actions
     assert (action.kind, action.outcome) == (kind, outcome.name)
     assert (action.node, action.begin_us, action.end_us) == ("n1", 10, 20)
@@ -131,9 +132,9 @@ def test_invalidations_and_a_publication() -> None:
 
 def test_items_out_of_the_sample_are_not_told() -> None:
     seen = Seen(is_wanted=False)
-    cas, row = Cas(ITEM, entry(b"row"), 41, 60), Loaded("row", {LINEAGE: TOKEN})
-    tell_fill(seen, LOOKUP, ReadOutcome.FILLED, {LINEAGE: RECORD}, row, b"row", cas, Stored(42), 10)
+    attempt = Attempt(b"row", Cas(ITEM, entry(b"row"), 41, 60), Stored(42), 10)
+    tell_fill(seen, LOOKUP, ReadOutcome.FILLED, {LINEAGE: RECORD}, {LINEAGE: TOKEN}, attempt)
     tell_hit(seen, LOOKUP, ReadOutcome.HIT, Item(entry(b"row"), 41, 9), b"row", 10)
-    tell_refusal(seen, LOOKUP, ReadOutcome.STRIPE, row)
+    tell_refusal(seen, LOOKUP, ReadOutcome.STRIPE, Loaded("row", {LINEAGE: TOKEN}))
     tell_invalidations(seen, "n1", RECORD, {ITEM: at("9")}, 10)
     assert seen.actions == []

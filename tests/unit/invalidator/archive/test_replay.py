@@ -333,7 +333,7 @@ class Flaky(MemoryNode):
 def test_a_node_that_comes_back_gets_everything(
     passed: int, config: Config, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshness.algorithm.applier.REJOIN_MIN_SECONDS", 0.01)
+    monkeypatch.setattr("freshness.algorithm.absence.REJOIN_MIN_SECONDS", 0.01)
     opened: Callable[[NodeAccess, str], MemoryNode] = nodes.open
     Flaky.passed, Flaky.failures = passed, 2
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm.applier import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
+from freshness.algorithm.absence import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
 from freshness.algorithm.driver import BlockingDriver, drive
 from freshness.algorithm.envelope import (
     NodeRecord,
@@ -435,8 +435,8 @@ def test_the_pause_before_the_next_try_doubles_up_to_its_bound(shop: Shop) -> No
     pauses = []
     for _ in range(8):
         waited = 0.0
-        tries = shop.shard._rejoins[NODES[0]].at
-        while shop.shard._rejoins[NODES[0]].at == tries:
+        tries = shop.shard.absences.rejoins[NODES[0]].at
+        while shop.shard.absences.rejoins[NODES[0]].at == tries:
             shop.now += 0.1
             waited += 0.1
             shop.join()
@@ -448,7 +448,7 @@ def test_the_pause_before_the_next_try_doubles_up_to_its_bound(shop: Shop) -> No
     shop.now += REJOIN_MAX_SECONDS
     shop.join()
     assert len(shop.shard.joined) == 2
-    assert shop.shard._rejoins[NODES[0]].pause_seconds == REJOIN_MIN_SECONDS
+    assert shop.shard.absences.rejoins[NODES[0]].pause_seconds == REJOIN_MIN_SECONDS
 
 
 def test_no_node_is_joined_while_the_primary_cannot_be_asked() -> None:
