@@ -44,8 +44,8 @@ from appclient.database.atleast import (
 from appclient.database.choice import ServerChoice
 from appclient.telemetry.observer import Observer, now_seconds
 from freshness.algorithm.driver import running_clock
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import Connection, connect, executed_position, translated
 from freshness.errors import (
     ConnectionsExhausted,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from appclient.connection.query import LoaderConnection, QueryResult, Row
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
 from appclient.database.shard import ShardDatabase
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import Connection
 from freshness.database.vitess import VitessShard, of_primary, on_one_tablet
 from freshness.position.token import EventToken, covers

@@ -19,11 +19,10 @@ from typing import Any
 from freshness.config.archive import ArchiveConfig, HistoryConfig
 from freshness.config.cache import CacheConfig, read_cache
 from freshness.config.http import HttpClient, HttpConfig, read_http
-from freshness.config.keyspace import Keyspace, Sharding, read_keyspaces
+from freshness.config.keyspace import Keyspace, Shard, Sharding, SkippedTransaction, read_keyspaces
 from freshness.config.login import LoginConfig
 from freshness.config.object import ObjectConfig, read_objects
 from freshness.config.setting import Setting, describe_section, setting
-from freshness.config.shard import Shard, SkippedTransaction
 from freshness.config.stream import StreamConfig
 from freshness.config.table import Reading, Table, shown
 from freshness.errors import ConfigError

@@ -1,7 +1,7 @@
 """Where a vtgate is, what is asked of it, and how to log in: ``vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?option=…``.
 
 Plain data without grpcio, so that reading a configuration needs no package of its own. The password is in no repr, no
-message and no log. Used by ``freshness.config.shard`` and ``invalidator.vstream.source``.
+message and no log. Used by ``freshness.config.keyspace`` and ``invalidator.vstream.source``.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import Connection, connect, read_rows, translated
 from freshness.errors import ConfigError
 from freshness.position import Position, parse_position

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.database.connection import Connection, quote_name, read_rows
 from freshness.database.vitess import VitessShard, on_one_tablet
 from freshness.errors import ConfigError, SourceUnavailable

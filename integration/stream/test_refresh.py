@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 import pytest
 
 from freshness.config.config import load_config
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import connect, executed_position, read_rows
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse

@@ -17,9 +17,8 @@ from typing import Any, Final
 import pytest
 
 from freshness.algorithm.request import Head
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import connect, executed_position
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.sharding import keyspace_id

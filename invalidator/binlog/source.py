@@ -15,8 +15,8 @@ from typing import Final
 
 import pymysql
 
+from freshness.config.keyspace import SkippedTransaction
 from freshness.config.server import ServerAddress
-from freshness.config.shard import SkippedTransaction
 from freshness.database.connection import Connection, connect, translated
 from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped

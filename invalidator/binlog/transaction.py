@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from freshness.config.shard import SkippedTransaction
+from freshness.config.keyspace import SkippedTransaction
 from freshness.database.foreignkey import Cascades, Cause
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped

@@ -22,10 +22,9 @@ from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.node import CacheNode, DescribedNode
 from freshness.algorithm.request import Add, Delete, Get, Item, Stored
 from freshness.config.config import Config
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import (
     Connection,
     connect,

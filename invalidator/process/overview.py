@@ -15,9 +15,8 @@ from typing import Any, Final, Literal
 from freshness import __version__
 from freshness.algorithm.driver import running_clock
 from freshness.config.config import Config
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import FreshnessError
 from freshness.keys.keyrange import KeyRange

@@ -39,9 +39,8 @@ from freshness.algorithm.rule import (
 )
 from freshness.comparison.entry import digest_row
 from freshness.config.config import Config
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import connect, read_rows, translated
 from freshness.database.primary import Primary
 from freshness.database.vitess import VitessShard, read_with_token, readable

@@ -23,8 +23,8 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import ConfirmSuccession, Get
 from freshness.algorithm.witness import Witness
 from freshness.config.cache import CacheConfig
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.stream import StreamConfig
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import connect

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.database.connection import connect, translated
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, StepRefused

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from freshness.config.config import Config, load_config
-from freshness.config.keyspace import Keyspace
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.errors import ConfigError
 from freshness.keys.keyrange import KeyRange
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import FreshnessError, SourceUnavailable
 from invalidator.process.status import read_nodes
 from invalidator.replica.candidate import Look

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
 from invalidator.replica.server import logs_updates

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from freshness.config.config import Config
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from invalidator.replica.server import find_filters, find_foreign, find_skipped, find_stopped
 from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.primary import check_log, check_rights, check_service, check_version

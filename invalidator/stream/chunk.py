@@ -15,8 +15,8 @@ from datetime import date, datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import connect, quote_name, read_rows, translated
 from freshness.database.walk import WalkedColumn, WalkedTable, above_key, read_walked_table, reading_above
 from freshness.errors import ConfigError, FormatError

@@ -27,7 +27,7 @@ class Deduplicator:
         self, recorded: Mapping[str, EventToken], continues: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
         """``recorded``: the vector that was stored with the data. ``continues``: see
-        `freshness.config.shard.Shard`."""
+        `freshness.config.keyspace.Shard`."""
         self._known = dict(recorded)
         self._continues = dict(continues or {})
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from freshness.algorithm.request import Head
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.position import Position
 from freshness.position.token import EventToken

@@ -16,9 +16,8 @@ from typing import Final, TypeAlias
 
 from freshness.algorithm.request import Head
 from freshness.config.config import Config
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard, SkippedTransaction
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard, SkippedTransaction
 from freshness.database.connection import connect, translated
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary

@@ -22,7 +22,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position
 from freshness.position.token import EventToken

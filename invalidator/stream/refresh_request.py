@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.vitess import of_primary, readable
 from freshness.errors import ConfigError
 from invalidator.stream.selection import WHOLE, Selection

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
 from freshness.position import MysqlGtidSet, Position, empty_position

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from freshness.config.keyspace import Keyspace
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.errors import (
     ConfigError,
     SourceUnavailable,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.database.vitess import read_purged
 from freshness.errors import ConfigError
 from freshness.stream.tables import MatchedTables

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import Final
 
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.database.connection import connect, read_rows, translated
 from freshness.database.vitess import readable
 from freshness.errors import HistoryPurged, SourceUnavailable

@@ -25,9 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import connect, executed_position, translated
 from freshness.database.vitess import of_primary
 from freshness.database.walk import reading_above

@@ -33,8 +33,8 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
 from freshness.database.walk import WalkedColumn, above_key, read_walked_table, reading_above
 from freshness.errors import ConfigError, SourceUnavailable

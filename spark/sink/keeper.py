@@ -23,8 +23,7 @@ from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Procedure
 from freshness.config.config import Config
-from freshness.config.keyspace import GtidFlavor
-from freshness.config.shard import Shard
+from freshness.config.keyspace import GtidFlavor, Shard
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse

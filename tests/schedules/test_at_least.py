@@ -23,9 +23,8 @@ from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import Read
 from freshness.algorithm.view import NodeView
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import SourceUnavailable
 from freshness.position import parse_position
 from freshness.position.token import EventToken

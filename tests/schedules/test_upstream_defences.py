@@ -29,10 +29,9 @@ from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.algorithm.request import ConfirmSuccession, Flow, Flows, Head, ReadHead, Wait
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

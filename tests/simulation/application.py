@@ -23,8 +23,8 @@ from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Shard as Topology
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard as Topology
 from freshness.position.token import EventToken
 from tests.schedules.session import Session
 from tests.simulation.database import Server, Shard

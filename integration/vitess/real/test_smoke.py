@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.database.connection import connect, executed_position, read_rows
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import key_columns

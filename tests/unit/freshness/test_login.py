@@ -22,9 +22,8 @@ from freshness.config.access import (
     Tls,
     variable_password,
 )
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import ConfigError
 from freshness.login import (
     describe_tls_failure,

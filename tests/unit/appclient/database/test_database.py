@@ -18,9 +18,8 @@ from appclient.database.atleast import demand_commits
 from appclient.database.choice import RETRY_SECONDS
 from appclient.database.database import Database
 from appclient.database.shard import ShardDatabase, _Raised
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     ConfigError,

@@ -16,9 +16,8 @@ from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
 from appclient.reading.lookup import Lookups
 from freshness.algorithm import shortway
 from freshness.config.config import load_config
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.vitess import TabletRead
 from freshness.errors import ConfigError, FormatError, SourceUnavailable, SourceUnsuitable

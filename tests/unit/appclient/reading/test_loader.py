@@ -11,10 +11,9 @@ from appclient.database.database import Database
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition

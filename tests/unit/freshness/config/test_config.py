@@ -21,8 +21,8 @@ from freshness.config.access import (
     Tls,
 )
 from freshness.config.config import Config, describe_settings, load_config
+from freshness.config.keyspace import SkippedTransaction
 from freshness.config.server import ServerAddress
-from freshness.config.shard import SkippedTransaction
 from freshness.errors import ConfigError
 from freshness.login import find_password
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 import pymysql
 import pytest
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import Connection, read_rows
 from freshness.database.vitess import VitessShard, read_with_token

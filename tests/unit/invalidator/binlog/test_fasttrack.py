@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import zstandard
 
-from freshness.config.shard import SkippedTransaction
+from freshness.config.keyspace import SkippedTransaction
 from freshness.database.foreignkey import Cascades, Cause
 from freshness.errors import FreshnessError, StreamStopped
 from freshness.keys.cachekey import KeyBuilder

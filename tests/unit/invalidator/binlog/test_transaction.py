@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from freshness.config.shard import SkippedTransaction
+from freshness.config.keyspace import SkippedTransaction
 from freshness.database.foreignkey import Cascades, Cause
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet

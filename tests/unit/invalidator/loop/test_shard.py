@@ -26,10 +26,9 @@ from freshness.config.archive import ArchiveConfig, HistoryConfig
 from freshness.config.cache import CacheConfig
 from freshness.config.config import Config
 from freshness.config.http import HttpConfig
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.stream import StreamConfig as Stream
 from freshness.database.schema import keyspace_id
 from freshness.errors import HistoryPurged, SourceUnavailable

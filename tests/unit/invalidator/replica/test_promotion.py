@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from freshness.config.access import Tls
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import empty_position, parse_gtids, parse_position
 from invalidator.replica import promotion

@@ -10,7 +10,7 @@ from typing import Literal, cast
 import pytest
 
 from freshness.config.config import Config, load_config
-from freshness.config.shard import Shard
+from freshness.config.keyspace import Shard
 from freshness.database.vitess import VitessShard
 from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder

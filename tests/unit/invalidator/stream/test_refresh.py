@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import ConfigError, FormatError, SourceUnavailable, SourceUnsuitable
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, parse_position

@@ -14,9 +14,8 @@ from typing import Any, Final
 import pytest
 
 from freshness.algorithm.request import Head
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import (
     ConfigError,
     FormatError,

@@ -10,9 +10,8 @@ from typing import Any, Final
 import pytest
 from pyspark.sql.types import LongType, StringType
 
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken

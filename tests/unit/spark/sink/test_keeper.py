@@ -12,9 +12,8 @@ from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Streamed
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config
-from freshness.config.keyspace import Keyspace
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.config.shard import Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.nodes.restoration import Restoration
