@@ -207,6 +207,26 @@ def test_the_continuous_check_runs_everything() -> None:
     assert {"style", "unit", "core", "rest", "slow", "kafka", "vitess"} < set(STAGES) <= _verbs()
 
 
+@pytest.mark.parametrize(
+    ("subject", "is_taken"),
+    [
+        ("check: report a Redis login failure as an error", True),
+        ("Merge branch 'main'", True),
+        ("x", False),
+        ("check: x", False),
+        ("Report a Redis login failure as an error", False),
+        (f"check: report {'a Redis login failure ' * 4}", False),
+    ],
+)
+def test_the_hook_takes_subjects_that_name_their_area(subject: str, is_taken: bool, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_text(f"{subject}\n\nThe body.\n")
+    hook = CHECKOUT / "integration" / "hooks" / "commit-msg"
+    ended = subprocess.run([hook, message], capture_output=True, text=True, check=False)
+    assert (ended.returncode == 0) == is_taken
+    assert ("expected at most 72 characters" in ended.stderr) != is_taken
+
+
 def test_every_verb_of_the_readme_exists() -> None:
     named = set(re.findall(r"`?\bmake ([a-z]+)", (CHECKOUT / "README.md").read_text()))
     assert {"demo", "test"} <= named
