@@ -60,7 +60,7 @@ def demo(
         bool, typer.Option("--fill-from-log", help="Event tokens: the log's rows take the place of entries.")
     ] = False,
     history: Annotated[
-        Path | None, typer.Option(help="Record the run here, for the audit: python -m spark.audit.")
+        Path | None, typer.Option(help="Record the run here, for the audit: freshness-spark audit.")
     ] = None,
     as_json_only: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON and nothing else.")

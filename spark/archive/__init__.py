@@ -1,1 +1,1 @@
-"""Merging, checking and pruning an archive. ``python -m spark.archive``."""
+"""Merging, checking and pruning an archive. ``freshness-spark archive``."""

@@ -1,4 +1,4 @@
-"""The command line of archive maintenance: ``python -m spark.archive``, or spark-submit with this file.
+"""The command line of archive maintenance: ``freshness-spark archive``, or spark-submit with this file.
 
 ``PATH [--keep-days N] [--grace-seconds N] [--check] [--json]``. Exit codes: 0 whole, 2 usage or a file that cannot be
 understood, 4 transactions are missing.

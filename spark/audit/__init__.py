@@ -1,1 +1,1 @@
-"""The audit by replay: recorded history is judged, change by change. ``python -m spark.audit``."""
+"""The audit by replay: recorded history is judged, change by change. ``freshness-spark audit``."""

@@ -1,4 +1,4 @@
-"""The command line of the audit by replay: ``python -m spark.audit``, or spark-submit with this file.
+"""The command line of the audit by replay: ``freshness-spark audit``, or spark-submit with this file.
 
 Parses the options, calls `spark.audit.job.audit`, and writes the report. Exit codes: 0 clean, 2 usage or history that
 cannot be understood, 3 not decided, 5 poison. See docs/spark.md.

@@ -1,1 +1,1 @@
-"""Copies of tables outside the database, kept up to date by the stream. ``python -m spark.copy``."""
+"""Copies of tables outside the database, kept up to date by the stream. ``freshness-spark copy``."""

@@ -1,4 +1,4 @@
-"""The command line of the copy: ``python -m spark.copy``, or spark-submit with this file.
+"""The command line of the copy: ``freshness-spark copy``, or spark-submit with this file.
 
 ``--config freshness.toml --out DIR|--database URL --archive PATH|--url URL [--tables a,b]``; a later run continues
 from the state of the former one. Exit codes: 0 published, 2 usage or configuration, 3 not yet: the stream has not

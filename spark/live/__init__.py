@@ -1,1 +1,1 @@
-"""The audit of what cache nodes hold now, against the primaries. ``python -m spark.live``."""
+"""The audit of what cache nodes hold now, against the primaries. ``freshness-spark live``."""

@@ -1,4 +1,4 @@
-"""The command line of the live audit: ``python -m spark.live``, or spark-submit with this file.
+"""The command line of the live audit: ``freshness-spark live``, or spark-submit with this file.
 
 ``--config freshness.toml [--json] [--repair] [--master local[*]]``. Exit codes: 0 everything that is served is right,
 2 usage or configuration, 3 not known, 5 stale data was found.

@@ -1,1 +1,1 @@
-"""Invalidation on a cluster: a streaming sink. ``python -m spark.sink``."""
+"""Invalidation on a cluster: a streaming sink. ``freshness-spark sink``."""

@@ -1,6 +1,6 @@
 """Invalidation on a cluster: the update stream into the cache nodes, as a structured streaming job.
 
-``python -m spark.sink --config freshness.toml --archive PATH|--url URL --checkpoint DIR``, or spark-submit.
+``freshness-spark sink --config freshness.toml --archive PATH|--url URL --checkpoint DIR``, or spark-submit.
 The same stripes, table floors and progress as `invalidator run` writes, for when one machine's decoding and
 sending do not suffice. Runs until it is stopped, or with ``--once`` until it has caught up. The work is done by
 ``spark.sink.sender`` on the executors and ``spark.sink.keeper`` on the driver. While Spark starts, or stalls, the

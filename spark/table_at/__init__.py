@@ -1,1 +1,1 @@
-"""A table as it was at a position or a time, from a copy and the archive. ``python -m spark.table_at``."""
+"""A table as it was at a position or a time, from a copy and the archive. ``freshness-spark table_at``."""

@@ -1,4 +1,4 @@
-"""The command line of a table in the past: ``python -m spark.table_at``, or spark-submit with this file.
+"""The command line of a table in the past: ``freshness-spark table_at``, or spark-submit with this file.
 
 ``--archive PATH --copy DIR --table NAME --at TIME|ft1.…|fr1.… --out DIR``. Exit codes: 0 written, 2 usage, or copy,
 archive and place do not fit together, 3 not yet: the archive or the copy has not come so far, 4 history is missing.

@@ -152,7 +152,7 @@ def make_table(
     for problem in check(session, archive, [file.path for file in files]):
         raise HistoryPurged(
             f"{problem.path}: {problem.problem}",
-            hint="restore the file; `python -m spark.archive --check` names all that are damaged",
+            hint="restore the file; `freshness-spark archive --check` names all that are damaged",
         )
     _require_one_epoch(read_files(session, files), tokens, state)
     rows = read_files(session, files).where(F.col("table") == table)

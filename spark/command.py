@@ -1,0 +1,25 @@
+"""``freshness-spark JOB …``: a job of this package on one machine, from any folder.
+
+``python -m spark.JOB`` takes the folder in which it is started for the first place of modules, and so do Python's
+processes of a local session: a repository with a folder ``spark`` of its own would stand in the way.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from typing import Final
+
+JOBS: Final = ("archive", "audit", "copy", "live", "sink", "table_at")
+
+
+def main() -> None:
+    """Exit codes are those of the job; 2: there is no such job."""
+    job = sys.argv[1] if len(sys.argv) > 1 else ""
+    if job not in JOBS:
+        sys.stderr.write(f"usage: freshness-spark {' | '.join(JOBS)}, then the job's options or --help\n")
+        sys.exit(2)
+    os.environ["PYTHONSAFEPATH"] = "1"
+    del sys.argv[1]
+    runpy.run_module(f"spark.{job}", run_name="__main__", alter_sys=True)
