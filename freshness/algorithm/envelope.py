@@ -26,7 +26,7 @@ from zlib import crc32
 from freshness.algorithm.request import Item, Reply
 from freshness.errors import FormatError
 from freshness.position import Position, decode_position
-from freshness.position.wire import Reader, Writer
+from freshness.position.wire import WireReader, Writer
 
 MAGIC: Final = 0xFA
 FORMAT_VERSION: Final = 2
@@ -51,7 +51,7 @@ _HEAD: Final = {kind: bytes((MAGIC, FORMAT_VERSION, kind)) for kind in Kind}
 PART_HEAD: Final = _HEAD[Kind.PART]
 
 
-def _open(data: bytes, *kinds: Kind) -> tuple[Kind, Reader]:
+def _open(data: bytes, *kinds: Kind) -> tuple[Kind, WireReader]:
     if len(data) < 3 or data[0] != MAGIC:
         raise FormatError(
             f"not one of our items: it begins with {data[:3].hex() or 'nothing'}",
@@ -64,7 +64,7 @@ def _open(data: bytes, *kinds: Kind) -> tuple[Kind, Reader]:
         )
     for kind in kinds:
         if data[2] == kind:
-            return kind, Reader(data, "envelope", 3)
+            return kind, WireReader(data, "envelope", 3)
     raise FormatError(f"item of kind {data[2]} where {' or '.join(kind.name for kind in kinds)} was expected")
 
 
@@ -212,7 +212,7 @@ class PendingStripe:
         return Stripe(life, _unite(position, life, self.chunks))
 
 
-def _read_chunks(reader: Reader) -> list[tuple[bytes, Position]]:
+def _read_chunks(reader: WireReader) -> list[tuple[bytes, Position]]:
     chunks = []
     while reader.offset < len(reader.data):
         chunks.append(_decode_chunk(reader.read_bytes(reader.count())))

@@ -55,7 +55,7 @@ class Writer:
         return b"".join(self._parts)
 
 
-class Reader(ByteReader):
+class WireReader(ByteReader):
     """Takes fields from the front, as a `Writer` puts them there."""
 
     __slots__ = ()
