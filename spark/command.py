@@ -15,7 +15,7 @@ JOBS: Final = ("archive", "audit", "copy", "live", "sink", "table_at")
 
 
 def main() -> None:
-    """Exit codes are those of the job; 2: there is no such job."""
+    """Exit codes: those of the job; 2 if it does not exist."""
     job = sys.argv[1] if len(sys.argv) > 1 else ""
     if job not in JOBS:
         sys.stderr.write(f"usage: freshness-spark {' | '.join(JOBS)}, then the job's options or --help\n")
