@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from appclient.connection.own_pool import Pools, find_pools
 from appclient.database.atleast import AtLeast, demand_commits, is_enclosed
 from appclient.database.database import Database
+from appclient.database.servers import ServerAccess
 from appclient.reading.loader import LoaderFunction
 from appclient.reading.lookup import Lookups
 from appclient.reading.pipeline import Pipeline, Surroundings
@@ -78,17 +79,18 @@ class Cache:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.config, self.on_read = config, on_read
-        compressing(
-            encode_value, config.cache.compress_above_bytes
-        )  # a package that is missing shows at once
+        # A package that is missing shows at once.
+        compressing(encode_value, config.cache.compress_above_bytes)
         vitals = Vitals(config)
         observer = find_observer(telemetry, vitals)
-        own_pools = find_pools(pools, list(config.keyspaces.values()), network)
-        connections_max, zone = config.cache.connections_max, config.cache.zone
-        self._databases = {
-            name: Database(keyspace, connections_max, network, own_pools, zone, observer)
-            for name, keyspace in config.keyspaces.items()
-        }
+        access = ServerAccess(
+            connections_max=config.cache.connections_max,
+            network=network,
+            own_pools=find_pools(pools, list(config.keyspaces.values()), network),
+            zone=config.cache.zone,
+            observer=observer,
+        )
+        self._databases = {name: Database(keyspace, access) for name, keyspace in config.keyspaces.items()}
         self.lookups = self._make_lookups(config, self._databases)
         around = Surroundings(network, open_node, clock, jitter)
         self._pipeline = Pipeline(config, self._databases, self.lookups, around, observer, vitals)

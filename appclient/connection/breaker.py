@@ -2,7 +2,7 @@
 
 Otherwise every thread of a process waits for the time-out again and again, and the hits on healthy nodes stop, too.
 The keys of a node whose breaker is open are read from the database and not stored (F106). A thread in the background
-asks the node, and closes its breaker when it answers. Used by ``appclient.cache``.
+asks the node, and closes its breaker when it answers. Used by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations

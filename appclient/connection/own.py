@@ -1,7 +1,7 @@
 """Reads inside the application's own open transaction: on its connection, past the cache (F19).
 
 Uncommitted rows must not be stored, and a hit does not have them. Any connection of PEP 249 whose parameters are
-written ``%s``. Used by ``appclient.cache``.
+written ``%s``. Used by ``appclient.reading``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each read borrows a connection. Its session is set up before the read and put back after it: values and snapshots
 must not depend on whose connection it is. A probe compares the driver's types with those of PyMySQL, since one value
-is cached for all processes. Used by ``appclient.database.shard``.
+is cached for all processes. Used by ``appclient.database.servers``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Statements of a read and their rows: what a loader is given, and what an uncached query returns.
 
-Used by ``appclient.database.shard`` and ``appclient.database.database``.
+Used by ``appclient.database``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which server of a shard a miss reads: the replicas in turn, one that is late seldom, and the primary last.
 
-All by this process's own reads: each has a token, so nothing is asked for it. Used by ``appclient.database.shard``.
+All by this process's own reads: each has a token, so nothing is asked for it. Used by ``appclient.database.servers``.
 """
 
 from __future__ import annotations

@@ -7,29 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from appclient.connection.commits import read_committed
-from appclient.connection.own_pool import OwnPool
 from appclient.connection.pool import nested_reads
 from appclient.connection.query import DATABASE_ERRORS, LoaderConnection, QueryResult, describe_problem
-from appclient.database.atleast import (
-    AtLeast,
-    behind,
-    demand_commits,
-    enclosed_by,
-)
-from appclient.database.shard import CONNECTIONS_MAX, ShardDatabase, ShardSnapshot
+from appclient.database.atleast import AtLeast, behind, demand_commits, enclosed_by
+from appclient.database.servers import DEFAULTS, ServerAccess
+from appclient.database.shard import ShardDatabase, ShardSnapshot
 from appclient.database.vitess_shard import VitessShardDatabase
-from appclient.telemetry.observer import Observer
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.keyspace import Keyspace
-from freshness.errors import (
-    ConfigError,
-    FlavorMismatch,
-)
-from freshness.network import BLOCKING, Network
+from freshness.errors import ConfigError, FlavorMismatch
 from freshness.position import parse_position
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
@@ -38,35 +28,18 @@ Result = TypeVar("Result")
 
 
 class Database:
-    """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``connections_max``: to each
-    server. ``network``: how they wait. ``own_pools``: the application's, by host and port.
-    ``zone``: this process's own. ``observer``: is told of the reads of each server."""
+    """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``access``: its time-outs are
+    those of the keyspace."""
 
-    def __init__(
-        self,
-        keyspace: Keyspace,
-        connections_max: int = CONNECTIONS_MAX,
-        network: Network = BLOCKING,
-        own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
-        zone: str = "",
-        observer: Observer | None = None,
-    ) -> None:
+    def __init__(self, keyspace: Keyspace, access: ServerAccess = DEFAULTS) -> None:
         self.keyspace = keyspace
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
-        self.shards = {
-            shard.lineage: kind(
-                keyspace.gtid_flavor,
-                shard,
-                timeout_seconds=keyspace.query_timeout_seconds,
-                connections_max=connections_max,
-                wait_seconds=keyspace.at_least_wait_ms / 1000,
-                network=network,
-                own_pools=own_pools,
-                zone=zone,
-                observer=observer,
-            )
-            for shard in keyspace.shards
-        }
+        its = replace(
+            access,
+            timeout_seconds=keyspace.query_timeout_seconds,
+            wait_seconds=keyspace.at_least_wait_ms / 1000,
+        )
+        self.shards = {shard.lineage: kind(keyspace.gtid_flavor, shard, its) for shard in keyspace.shards}
         """All shards by lineage, the shards that do not serve among them."""
 
     def query(

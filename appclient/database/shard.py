@@ -1,10 +1,8 @@
-"""Reads of one shard that know how fresh they are; ``appclient.database.choice`` says of which server.
+"""Reads of one shard that know how fresh they are; ``appclient.database.servers`` says on which server they run.
 
 Every read takes its token first and its rows afterwards, on one connection to one server, outside any older
 snapshot (F2, F17, F18). The server says its name with both: a proxy may ask two servers, and then the rows have no
-token (F107). The connections are this library's own, so none ever holds uncommitted writes of the application (F19),
-and they only read (F108). A read goes to the next server when one fails, and to the primary last; when all fail, it
-raises `SourceUnavailable`. A statement that takes too long is ended, and not sent to another server (F109).
+token (F107).
 """
 
 from __future__ import annotations
@@ -13,48 +11,35 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import pymysql
 
-from appclient.connection.own_pool import BorrowingPool, OwnPool
-from appclient.connection.pool import Pool, nested_reads
 from appclient.connection.query import (
     DATABASE_ERRORS,
     LoaderConnection,
     QueryResult,
     Row,
-    Unanswered,
     answered_in_time,
-    describe_problem,
 )
 from appclient.database.atleast import (
     COMMITTED,
     WAIT_SHARE,
-    Behind,
     behind,
     enclosed_by,
     is_of_the_past,
     parse_committed,
     wait_sql,
 )
-from appclient.database.choice import ServerChoice
-from appclient.telemetry.observer import Observer, now_seconds
-from freshness.algorithm.driver import running_clock
+from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, executed_position, translated
+from freshness.database.connection import Connection, executed_position
 from freshness.errors import (
-    ConnectionsExhausted,
-    FreshnessError,
-    QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
 )
-from freshness.network import BLOCKING, Network
 from freshness.position import Position
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, SERVER_NAME, parse_token, token_sql
@@ -63,29 +48,11 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-CONNECTIONS_MAX: Final = 32
-
-ANSWER_SECONDS: Final = 1.0
-"""How much longer than the server's own bound an answer is waited for, so that it is the server that ends a slow
-statement. A client that gives up leaves it running."""
-
 EPOCH_SECONDS: Final = 1.0
 """How long an epoch is taken for the present one where a commit token is made."""
 
-_IS_LAST: Final = ContextVar("is_last", default=False)
-"""Whether the read that runs asks the last replica before the primary."""
-
 _NO_SUCH_TABLE: Final = 1146
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
-
-
-def _session_sql(flavor: str, timeout_seconds: float) -> str:
-    """Sessions that only read, each statement no longer than that."""
-    if flavor == "mariadb":
-        bound = f"max_statement_time = {timeout_seconds:.3f}"
-        return f"SET SESSION tx_isolation = 'REPEATABLE-READ', tx_read_only = 1, {bound}"
-    bound = f"max_execution_time = {timeout_seconds * 1000:.0f}"
-    return f"SET SESSION transaction_isolation = 'REPEATABLE-READ', transaction_read_only = 1, {bound}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +72,6 @@ class _Raised:
     error: Exception
 
 
-def _close(connection: Connection | None) -> None:
-    if connection is not None:
-        connection.close()
-
-
 def _load(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | _Raised:
     """The loader's value, or what it raised while the connection was in step. All other exceptions come out."""
     try:
@@ -122,45 +84,14 @@ def _load(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) 
         return _Raised(error)
 
 
-class ShardDatabase:
-    """One shard, read from its replicas, or from the primary where there are none that answer."""
+class ShardDatabase(ShardServers):
+    """One shard, read with tokens."""
 
-    def __init__(
-        self,
-        flavor: str,
-        shard: Shard,
-        *,
-        timeout_seconds: float = 5.0,
-        connections_max: int = CONNECTIONS_MAX,
-        wait_seconds: float = 0.05,
-        network: Network = BLOCKING,
-        clock: Callable[[], float] = running_clock,
-        open_connection: Callable[..., Connection] | None = None,
-        own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
-        zone: str = "",
-        observer: Observer | None = None,
-    ) -> None:
-        self._flavor = flavor
-        self._shard = shard
+    def __init__(self, flavor: str, shard: Shard, access: ServerAccess = DEFAULTS) -> None:
+        super().__init__(flavor, shard, access)
         self.lineage = shard.lineage
-        self._timeout_seconds = timeout_seconds
-        self._wait_seconds = min(wait_seconds, timeout_seconds * WAIT_SHARE)
+        self._wait_seconds = min(access.wait_seconds, access.timeout_seconds * WAIT_SHARE)
         self._epoch: tuple[int, float] | None = None
-        self._clock = clock
-        self._open_connection = open_connection
-        self._network = network
-        self._observer = observer
-        self._choice = ServerChoice(shard.replicas, shard.primary, zone, clock)
-        self._servers = self._choice.servers
-        self._pools: dict[ServerAddress, Pool[Connection]] = {
-            address: Pool(connections_max, f"to {address.host}:{address.port}", _close, network)
-            for address in self._servers
-        }
-        for address in self._servers:
-            own = own_pools.get((address.host, address.port))
-            if own is not None:
-                borrowing = BorrowingPool(own, address, flavor, timeout_seconds)
-                self._pools[address] = cast("Pool[Connection]", borrowing)
 
     def query(
         self,
@@ -305,9 +236,9 @@ class ShardDatabase:
         token, server = self.read_token(connection)
         if token is not None:
             self._choice.note_position(address, token.position)
-            if self._observer is not None and token.timestamp_us:
+            if (observer := self._access.observer) is not None and token.timestamp_us:
                 age_seconds = time.time() - token.timestamp_us / 1e6
-                self._observer.show_heartbeat(address, self.lineage, age_seconds)
+                observer.show_heartbeat(address, self.lineage, age_seconds)
         if asked is None or (token is not None and covers(token, asked)):
             return token, server
         if token is None:
@@ -317,7 +248,7 @@ class ShardDatabase:
                 return token, server
             raise behind(address)
         if (
-            _IS_LAST.get()
+            IS_LAST.get()
             and self._wait_seconds
             and (asked.lineage, asked.epoch) == (token.lineage, token.epoch)
         ):
@@ -345,7 +276,7 @@ class ShardDatabase:
 
         Raises `SourceUnavailable`, and `SourceUnsuitable` where no invalidator has prepared the shard.
         """
-        known, now = self._epoch, self._clock()
+        known, now = self._epoch, self._access.clock()
         if known is not None and 0 <= now - known[1] < EPOCH_SECONDS:
             return known[0]
         token, _ = self.run(lambda connection, _: self.read_token(connection))
@@ -405,136 +336,3 @@ class ShardDatabase:
                 hint="the connection is one answer behind and was closed; is a proxy in between?",
             )
         return names, rows
-
-    def run(
-        self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
-    ) -> Result:
-        """Run ``read`` on the first server that answers: one of the replicas, then the others, then the primary.
-
-        A server that failed, and a replica that is late, is avoided for a while, unless all others fail too.
-        ``read`` may be called again, but not after a statement of it took too long. ``keeps_connection``: the
-        connection stays in use after ``read`` has returned. Raises `SourceUnavailable` when none answers.
-        """
-        failures: list[SourceUnavailable | SourceUnsuitable] = []
-        order = self._choice.find_order()
-        for place, address in enumerate(order):
-            is_last = self._shard.primary in order[place + 1 : place + 2]
-            token = _IS_LAST.set(is_last)
-            try:
-                result = self._run_observed(address, read, keeps_connection)
-            except (QueryTimedOut, ConnectionsExhausted):
-                raise
-            except Behind as error:
-                failures.append(error)
-            except SourceUnavailable as error:
-                failures.append(error)
-                self._choice.note_failure(address)
-            except SourceUnsuitable as error:
-                if address != self._shard.primary or len(order) == 1:
-                    raise
-                failures.append(error)  # the primary as a stand-in: the error of the replicas is shown first
-            else:
-                self._choice.note_answer(address)
-                return result
-            finally:
-                _IS_LAST.reset(token)
-        failures.sort(key=lambda error: isinstance(error, SourceUnsuitable))
-        raise SourceUnavailable(
-            f"no server of {self._shard.lineage} answers: " + "; ".join(error.message for error in failures),
-            hint=failures[0].hint,
-        ) from failures[0]
-
-    def _run_observed(
-        self,
-        address: ServerAddress,
-        read: Callable[[Connection, ServerAddress], Result],
-        keeps_connection: bool,
-    ) -> Result:
-        observer = self._observer
-        if observer is None:
-            return self._run_on(address, read, keeps_connection)
-        began_at = now_seconds()
-        try:
-            result = self._run_on(address, read, keeps_connection)
-        except FreshnessError as error:
-            if not isinstance(error, Behind):
-                observer.fail_server(address, self._flavor, error, now_seconds() - began_at)
-                raise
-            observer.read_server(address, self._flavor, now_seconds() - began_at)
-            raise
-        observer.read_server(address, self._flavor, now_seconds() - began_at)
-        return result
-
-    def _run_on(
-        self,
-        address: ServerAddress,
-        read: Callable[[Connection, ServerAddress], Result],
-        keeps_connection: bool,
-    ) -> Result:
-        """The connection belongs to this read until it ends in order. After any exception, a signal handler's too,
-        an answer may still be under way: the connection is closed, and nobody else ever reads from it (F46)."""
-        while True:
-            pool = self._pools[address]
-            kept = connection = pool.take()
-            keeps = False
-            try:
-                if connection is None:
-                    connection = self._connect(address)
-                with nested_reads():
-                    result = read(connection, address)
-                keeps = keeps_connection
-                return result
-            except Behind:
-                raise  # every statement has had its answer, so the connection is in order
-            except DATABASE_ERRORS as error:
-                _close(connection)
-                problem = describe_problem(error, address, "reading")
-                if isinstance(error, Unanswered):
-                    self._choice.note_failure(address)
-                is_gone = isinstance(problem, SourceUnavailable) and not isinstance(problem, QueryTimedOut)
-                if kept is None or not pool.lends_idle or not is_gone:
-                    raise problem from error
-                # it was closed while idle: once more
-            except BaseException:
-                _close(connection)
-                raise
-            finally:
-                if not keeps:
-                    self._give_back(address, connection)
-
-    def _give_back(self, address: ServerAddress, connection: Connection | None) -> None:
-        is_in_order = connection is not None and connection.open
-        self._pools[address].give_back(connection if is_in_order else None)
-
-    def _connect(self, address: ServerAddress) -> Connection:
-        open_connection = self._open_connection or connect
-        connection = open_connection(
-            address, read_timeout_seconds=self._timeout_seconds + ANSWER_SECONDS, network=self._network
-        )
-        try:
-            self._set_up(connection)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, DATABASE_ERRORS):
-                raise translated(error, address, "connecting") from error
-            raise
-        return connection
-
-    def _set_up(self, connection: Connection) -> None:
-        """Prepare a new session."""
-        with connection.cursor() as cursor:
-            cursor.execute(_session_sql(self._flavor, self._timeout_seconds))
-
-    @property
-    def pools(self) -> list[tuple[str, Pool[Connection]]]:
-        """The library's own pools of connections, each with the "host:port" of its server."""
-        return [
-            (f"{address.host}:{address.port}", pool)
-            for address, pool in self._pools.items()
-            if isinstance(pool, Pool)
-        ]
-
-    def close(self) -> None:
-        """Close the connections that no read uses just now. The next read opens them again."""
-        for pool in self._pools.values():
-            pool.close()

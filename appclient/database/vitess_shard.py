@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from appclient.connection.query import LoaderConnection, QueryResult, Row
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
+from appclient.database.servers import DEFAULTS, ServerAccess
 from appclient.database.shard import ShardDatabase
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
@@ -24,13 +25,13 @@ class VitessShardDatabase(ShardDatabase):
     vtgate chooses a tablet for each transaction: see ``freshness.database.vitess``.
     """
 
-    def __init__(self, flavor: str, shard: Shard, **options: Any) -> None:
-        super().__init__(flavor, shard, **options)
+    def __init__(self, flavor: str, shard: Shard, access: ServerAccess = DEFAULTS) -> None:
+        super().__init__(flavor, shard, access)
         self._target = VitessShard.of(shard)
         self._of_primary = (
             None
             if self._target.tablet_type == "primary"
-            else VitessShardDatabase(flavor, of_primary(shard), **options)
+            else VitessShardDatabase(flavor, of_primary(shard), access)
         )
 
     def query(

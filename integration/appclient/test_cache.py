@@ -415,7 +415,7 @@ def test_token_and_rows_of_two_servers_are_not_stored(
         system.execute("UPDATE customers SET v = 1 WHERE id = 270")
         system.execute("INSERT INTO customers VALUES (272, 'n', 1)")
         system.wait_covered()
-        monkeypatch.setattr("appclient.database.shard.connect", connect_both)
+        monkeypatch.setattr("appclient.database.servers.connect", connect_both)
         with closing(system.open_cache()) as behind_proxy:
             behind_proxy.loader("profile")(load_profile)
             for name, key in (("customer", 270), ("customer", 272), ("profile", 270)):

@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from appclient.connection.query import LoaderConnection
-from appclient.database import shard as application
 from appclient.database.atleast import Behind
 from appclient.database.database import Database
 from appclient.database.shard import ShardDatabase
@@ -31,7 +30,7 @@ from freshness.position.token import EventToken
 from freshness.stream.heartbeat import EPOCH_ROW
 from tests.schedules.session import Session, kind_of
 from tests.schedules.test_defences import prove, start
-from tests.schedules.test_upstream_defences import read_in_order
+from tests.schedules.test_upstream_defences import CONNECT, read_in_order
 from tests.schedules.world import (
     KEY,
     LINEAGE,
@@ -334,7 +333,7 @@ def open_shard(
         place = places.get(address.host, primary)
         return Asked(*place) if isinstance(place, tuple) else Asked(place)
 
-    monkeypatch.setattr(application, "connect", connect)
+    monkeypatch.setattr(CONNECT, connect)
     shard = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
     keyspace = Keyspace(name="shop", flavor=flavor, shards=(shard,), at_least_wait_ms=wait_ms)
     database = Database(keyspace)
@@ -482,7 +481,7 @@ def test_rows_of_another_server_than_the_token_are_not_the_callers(monkeypatch: 
 
 def test_over_shards_each_keeps_to_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = {"r1": Server(10), "p1": Server(12), "r2": Server(20), "p2": Server(22)}
-    monkeypatch.setattr(application, "connect", lambda address, **_: Asked(servers[address.host]))
+    monkeypatch.setattr(CONNECT, lambda address, **_: Asked(servers[address.host]))
     names = {"shop/-80": ("-80", "p1", "r1"), "shop/80-": ("80-", "p2", "r2")}
     shards = tuple(
         Shard(name=name, primary=ServerAddress(p), replicas=(ServerAddress(r),), lineage=lineage)

@@ -773,10 +773,13 @@ class ScriptedSession(Session):
         return names, rows
 
 
+CONNECT: Final = "appclient.database.servers.connect"
+
+
 def open_database(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> Database:
     addresses = [ServerAddress(f"replica{number}") for number in range(len(servers))]
     by_host = {address.host: server for address, server in zip(addresses, servers, strict=True)}
-    monkeypatch.setattr(application, "connect", lambda address, **_: ScriptedSession(by_host[address.host]))
+    monkeypatch.setattr(CONNECT, lambda address, **_: ScriptedSession(by_host[address.host]))
     topology = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
     database = Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
     read_in_order(database)
@@ -837,7 +840,7 @@ class Proxied:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *sessions: ScriptedSession) -> None:
         self.sessions = list(sessions)
-        monkeypatch.setattr(application, "connect", lambda address, **_: self.sessions.pop(0))
+        monkeypatch.setattr(CONNECT, lambda address, **_: self.sessions.pop(0))
         topology = Shard(primary=ServerAddress("proxy"), lineage=LINEAGE)
         self.database = Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
         self.shard = self.database.find_shard(None)
@@ -928,7 +931,7 @@ def test_over_shards_each_token_is_of_the_server_of_its_rows(monkeypatch: pytest
         "10.0.0.1": ScriptedSession(Server(12, "ahead"), Server(12, "ahead"), Server(10, "behind")),
         "10.0.0.2": ScriptedSession(Server(11, "other")),
     }
-    monkeypatch.setattr(application, "connect", lambda address, **_: sessions[address.host])
+    monkeypatch.setattr(CONNECT, lambda address, **_: sessions[address.host])
     shards = tuple(
         Shard(name=name, primary=ServerAddress(host), lineage=f"shop/{name}")
         for name, host in zip(("-80", "80-"), sessions, strict=True)
@@ -1070,7 +1073,7 @@ class TwoDomains(Server):
 
 def test_the_token_of_a_domain_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """F110: numbers of one domain are compared with those of no other."""
-    monkeypatch.setattr(application, "connect", lambda address, **_: ScriptedSession(TwoDomains()))
+    monkeypatch.setattr(CONNECT, lambda address, **_: ScriptedSession(TwoDomains()))
     shard = ShardDatabase("mariadb", Shard(primary=ServerAddress("replica"), lineage=LINEAGE))
     _, token = shard.rows_with_token(*ROWS)
     assert token is not None

@@ -19,6 +19,7 @@ from greenlet import getcurrent, greenlet
 
 from appclient.connection.query import LoaderConnection
 from appclient.database.database import Database
+from appclient.database.servers import ServerAccess
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -104,8 +105,7 @@ class Application:
             self._database.shards[shard.lineage] = ShardDatabase(
                 flavor,
                 topologies[shard.lineage],
-                clock=lambda: world.now,
-                open_connection=self._opener(shard),
+                ServerAccess(clock=lambda: world.now, open_connection=self._opener(shard)),
             )
         self._loaders = {
             name: ObjectLoader(definition, self._database, _loader_of(definition.policy.tables))

@@ -17,6 +17,7 @@ from appclient.connection.query import LoaderConnection
 from appclient.database.atleast import demand_commits
 from appclient.database.choice import RETRY_SECONDS
 from appclient.database.database import Database
+from appclient.database.servers import ServerAccess
 from appclient.database.shard import ShardDatabase, _Raised
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
@@ -89,14 +90,14 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers()
-    monkeypatch.setattr("appclient.database.shard.connect", servers.connect)
+    monkeypatch.setattr("appclient.database.servers.connect", servers.connect)
     return servers
 
 
 def open_database(connections_max: int = 32) -> ShardDatabase:
     shard = Shard(primary=PRIMARY, replicas=(FIRST, SECOND), lineage="shop/-")
     keyspace = Keyspace(name="shop", flavor="mysql", shards=(shard,))
-    database = Database(keyspace, connections_max).find_shard(None)
+    database = Database(keyspace, ServerAccess(connections_max=connections_max)).find_shard(None)
     database._choice._below = lambda _: 0  # no chance: the first replica is read first
     return database
 
@@ -148,7 +149,7 @@ def test_a_server_that_fails_is_left_and_stays_left(servers: Servers, database: 
 def test_a_server_that_failed_is_tried_again_after_a_while(servers: Servers) -> None:
     now = [1000.0]
     shard = Shard(primary=PRIMARY, replicas=(FIRST,), lineage="shop/-")
-    database = ShardDatabase("mysql", shard, clock=lambda: now[0])
+    database = ShardDatabase("mysql", shard, ServerAccess(clock=lambda: now[0]))
     servers.down = {FIRST}
     assert database.run(host) == PRIMARY.host
     servers.down = set()
@@ -415,7 +416,7 @@ def test_a_session_only_reads_and_bounds_each_statement_on_the_server(servers: S
         ("mysql", ("transaction_read_only = 1", "max_execution_time = 1500")),
         ("mariadb", ("tx_read_only = 1", "max_statement_time = 1.500")),
     ):
-        ShardDatabase(flavor, shard, timeout_seconds=1.5).run(host)
+        ShardDatabase(flavor, shard, ServerAccess(timeout_seconds=1.5)).run(host)
         [statement] = servers.made[-1].statements
         assert all(part in statement for part in expected)
 

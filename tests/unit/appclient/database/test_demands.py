@@ -12,6 +12,7 @@ import pytest
 from appclient import Cache
 from appclient.database.atleast import demand_commits, enclosed_by, is_enclosed
 from appclient.database.database import Database
+from appclient.database.servers import ServerAccess
 from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
 from appclient.reading.lookup import Lookups
 from freshness.algorithm import shortway
@@ -237,7 +238,7 @@ def test_of_several_shards_one_is_named(epochs: list[int | None]) -> None:
 
 def test_the_epoch_is_read_once_in_a_while(epochs: list[int | None]) -> None:
     now = [50.0]
-    database = ShardDatabase("mariadb", USERS.shards[0], clock=lambda: now[0])
+    database = ShardDatabase("mariadb", USERS.shards[0], ServerAccess(clock=lambda: now[0]))
     epochs += [1, 2]
     assert [database.find_epoch() for _ in range(3)] == [1, 1, 1]
     now[0] += EPOCH_SECONDS

@@ -1,0 +1,231 @@
+"""The servers of a shard: each read runs on the first one that answers, on a connection of this library's own.
+
+The connections only read (F108), and none ever holds uncommitted writes of the application (F19). A read goes to the
+next server when one fails, and to the primary last; when all fail, it raises `SourceUnavailable`. A statement that
+takes too long is ended, and not sent to another server (F109). ``appclient.database.choice`` says which server is
+first; used by ``appclient.database.shard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, cast
+
+from appclient.connection.own_pool import BorrowingPool, OwnPool
+from appclient.connection.pool import Pool, nested_reads
+from appclient.connection.query import DATABASE_ERRORS, Unanswered, describe_problem
+from appclient.database.atleast import Behind
+from appclient.database.choice import ServerChoice
+from appclient.telemetry.observer import Observer, now_seconds
+from freshness.algorithm.driver import running_clock
+from freshness.config.keyspace import Shard
+from freshness.config.server import ServerAddress
+from freshness.database.connection import Connection, connect, translated
+from freshness.errors import (
+    ConnectionsExhausted,
+    FreshnessError,
+    QueryTimedOut,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
+from freshness.network import BLOCKING, Network
+
+Result = TypeVar("Result")
+
+ANSWER_SECONDS: Final = 1.0
+"""How much longer than the server's own bound an answer is waited for, so that it is the server that ends a slow
+statement. A client that gives up leaves it running."""
+
+IS_LAST: Final = ContextVar("is_last", default=False)
+"""Whether the read that runs asks the last replica before the primary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAccess:
+    """How a process reaches servers.
+
+    ``timeout_seconds``: of a statement. ``wait_seconds``: the time that a replica may take to show a commit.
+    ``connections_max``: to each server. ``network``: how reads wait. ``open_connection``: in the place of `connect`.
+    ``own_pools``: the application's, by host and port. ``zone``: this process's own, "" for none. ``observer``: is
+    told of the reads of each server.
+    """
+
+    timeout_seconds: float = 5.0
+    wait_seconds: float = 0.05
+    connections_max: int = 32
+    network: Network = BLOCKING
+    clock: Callable[[], float] = running_clock
+    open_connection: Callable[..., Connection] | None = None
+    own_pools: Mapping[tuple[str, int], OwnPool] = field(default_factory=dict)
+    zone: str = ""
+    observer: Observer | None = None
+
+
+DEFAULTS: Final = ServerAccess()
+
+
+def _session_sql(flavor: str, timeout_seconds: float) -> str:
+    """Sessions that only read, each statement no longer than that."""
+    if flavor == "mariadb":
+        bound = f"max_statement_time = {timeout_seconds:.3f}"
+        return f"SET SESSION tx_isolation = 'REPEATABLE-READ', tx_read_only = 1, {bound}"
+    bound = f"max_execution_time = {timeout_seconds * 1000:.0f}"
+    return f"SET SESSION transaction_isolation = 'REPEATABLE-READ', transaction_read_only = 1, {bound}"
+
+
+def _close(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()
+
+
+class ShardServers:
+    """The replicas of one shard, and its primary for when none of them answers."""
+
+    def __init__(self, flavor: str, shard: Shard, access: ServerAccess) -> None:
+        self._flavor, self._shard, self._access = flavor, shard, access
+        self._choice = ServerChoice(shard.replicas, shard.primary, access.zone, access.clock)
+        self._pools = {address: self._open_pool(address) for address in self._choice.servers}
+
+    def _open_pool(self, address: ServerAddress) -> Pool[Connection]:
+        access = self._access
+        if (own := access.own_pools.get((address.host, address.port))) is not None:
+            borrowing = BorrowingPool(own, address, self._flavor, access.timeout_seconds)
+            return cast("Pool[Connection]", borrowing)
+        name = f"to {address.host}:{address.port}"
+        return Pool(access.connections_max, name, _close, access.network)
+
+    def run(
+        self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
+    ) -> Result:
+        """Run ``read`` on the first server that answers: one of the replicas, then the others, then the primary.
+
+        A server that failed, and a replica that is late, is avoided for a while, unless all others fail too.
+        ``read`` may be called again, but not after a statement of it took too long. ``keeps_connection``: the
+        connection stays in use after ``read`` has returned. Raises `SourceUnavailable` when none answers.
+        """
+        failures: list[SourceUnavailable | SourceUnsuitable] = []
+        order = self._choice.find_order()
+        for place, address in enumerate(order):
+            is_last = self._shard.primary in order[place + 1 : place + 2]
+            token = IS_LAST.set(is_last)
+            try:
+                result = self._run_observed(address, read, keeps_connection)
+            except (QueryTimedOut, ConnectionsExhausted):
+                raise
+            except Behind as error:
+                failures.append(error)
+            except SourceUnavailable as error:
+                failures.append(error)
+                self._choice.note_failure(address)
+            except SourceUnsuitable as error:
+                if address != self._shard.primary or len(order) == 1:
+                    raise
+                failures.append(error)  # the primary as a stand-in: the error of the replicas is shown first
+            else:
+                self._choice.note_answer(address)
+                return result
+            finally:
+                IS_LAST.reset(token)
+        failures.sort(key=lambda error: isinstance(error, SourceUnsuitable))
+        raise SourceUnavailable(
+            f"no server of {self._shard.lineage} answers: " + "; ".join(error.message for error in failures),
+            hint=failures[0].hint,
+        ) from failures[0]
+
+    def _run_observed(
+        self,
+        address: ServerAddress,
+        read: Callable[[Connection, ServerAddress], Result],
+        keeps_connection: bool,
+    ) -> Result:
+        observer = self._access.observer
+        if observer is None:
+            return self._run_on(address, read, keeps_connection)
+        began_at = now_seconds()
+        try:
+            result = self._run_on(address, read, keeps_connection)
+        except FreshnessError as error:
+            seconds = now_seconds() - began_at
+            if isinstance(error, Behind):
+                observer.read_server(address, self._flavor, seconds)
+            else:
+                observer.fail_server(address, self._flavor, error, seconds)
+            raise
+        observer.read_server(address, self._flavor, now_seconds() - began_at)
+        return result
+
+    def _run_on(
+        self,
+        address: ServerAddress,
+        read: Callable[[Connection, ServerAddress], Result],
+        keeps_connection: bool,
+    ) -> Result:
+        """The connection belongs to this read until it ends in order. After any exception, a signal handler's too,
+        an answer may still be under way: the connection is closed, and nobody else ever reads from it (F46)."""
+        while True:
+            pool = self._pools[address]
+            kept = connection = pool.take()
+            keeps = False
+            try:
+                if connection is None:
+                    connection = self._connect(address)
+                with nested_reads():
+                    result = read(connection, address)
+                keeps = keeps_connection
+                return result
+            except Behind:
+                raise  # every statement has had its answer, so the connection is in order
+            except DATABASE_ERRORS as error:
+                _close(connection)
+                problem = describe_problem(error, address, "reading")
+                if isinstance(error, Unanswered):
+                    self._choice.note_failure(address)
+                is_gone = isinstance(problem, SourceUnavailable) and not isinstance(problem, QueryTimedOut)
+                if kept is None or not pool.lends_idle or not is_gone:
+                    raise problem from error
+                # it was closed while idle: once more
+            except BaseException:
+                _close(connection)
+                raise
+            finally:
+                if not keeps:
+                    self._give_back(address, connection)
+
+    def _give_back(self, address: ServerAddress, connection: Connection | None) -> None:
+        is_in_order = connection is not None and connection.open
+        self._pools[address].give_back(connection if is_in_order else None)
+
+    def _connect(self, address: ServerAddress) -> Connection:
+        access = self._access
+        connection = (access.open_connection or connect)(
+            address, read_timeout_seconds=access.timeout_seconds + ANSWER_SECONDS, network=access.network
+        )
+        try:
+            self._set_up(connection)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, DATABASE_ERRORS):
+                raise translated(error, address, "connecting") from error
+            raise
+        return connection
+
+    def _set_up(self, connection: Connection) -> None:
+        """Prepare a new session."""
+        with connection.cursor() as cursor:
+            cursor.execute(_session_sql(self._flavor, self._access.timeout_seconds))
+
+    @property
+    def pools(self) -> list[tuple[str, Pool[Connection]]]:
+        """The library's own pools of connections, each with the "host:port" of its server."""
+        return [
+            (f"{address.host}:{address.port}", pool)
+            for address, pool in self._pools.items()
+            if isinstance(pool, Pool)
+        ]
+
+    def close(self) -> None:
+        """Close the connections that no read uses just now. The next read opens them again."""
+        for pool in self._pools.values():
+            pool.close()
