@@ -2,7 +2,7 @@
 
 A copy is as fresh as the hit that was copied, and older by its age. So its age is bounded by a clock of this process
 alone, counted from before that hit; the life and the progress of the node need not be looked at again. Reads with a
-demand of their own, and parts of composites, are served none. Used by ``appclient.cache``.
+demand of their own, and parts of composites, are served none. Used by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A reader shares only a load that begins after it has asked. So its rows are read after its stripes and records, as the
 read procedure demands, and nobody gets a value from before its own read. With a load under way, all that come later
-wait for one more. Used by ``appclient.cache``.
+wait for one more. Used by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations

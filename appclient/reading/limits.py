@@ -1,7 +1,7 @@
 """At most so many reads of the database in a second, for each object and process (F40).
 
 It protects a database where many keys are filled again at once: after a statement that changed a whole table, and
-where a node has lapsed. Used by ``appclient.cache``.
+where a node has lapsed. Used by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Why values were not stored, in the log: a line for each cause and object, now and then, with what to do.
 
-Refused fills are counted by telemetry; this is for those who only read a log. Used by ``appclient.cache``.
+Refused fills are counted by telemetry; this is for those who only read a log. Used by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import Read
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("appclient.refusal")  # applications know this name: docs/application.md
 
 LOG_SECONDS: Final = 60.0
 """There is at most one line for a cause and an object in this time."""

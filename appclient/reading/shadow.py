@@ -32,7 +32,7 @@ not answer. failed: the database or the loader raised, and the hit was served.""
 WAITS_SECONDS: Final = (0.0, 0.01, 0.03, 0.1, 0.3)
 """Before each look at a node that may still acknowledge the primary's head. Only reads that differ wait."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("appclient.shadow")  # applications know this name: docs/application.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

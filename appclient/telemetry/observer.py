@@ -2,7 +2,7 @@
 
 Without telemetry nothing here runs. An observer is told keys, and none may leave the process unless the application
 asks for it. An observer never decides anything. Implemented by ``appclient.telemetry.prometheus`` and
-``appclient.telemetry.opentelemetry``; put in by ``appclient.cache``.
+``appclient.telemetry.opentelemetry``; put in by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from appclient.connection.pool import Pool
@@ -162,66 +163,24 @@ class Observers(Observer):
     """Tells each of several, and ends in the reverse order: spans are nested."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
+        its = {
+            name: [getattr(each, name) for each in observers]
+            for name in vars(Observer)
+            if not name.startswith("_")
+        }
+        vars(self).update({name: partial(_call_all, calls) for name, calls in its.items()})
+        for name in ("end_read", "fail_read", "end_load", "fail_load"):
+            vars(self)[name] = partial(_end_all, its[name])
+        vars(self)["node_timer"] = lambda node: partial(_call_all, _call_all(its["node_timer"], node))
 
-    def begin_read(self, lookups: Sequence[Lookup]) -> Any:
-        return [each.begin_read(lookups) for each in self._observers]
 
-    def end_read(self, begun: Any, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float) -> None:
-        for each, its in zip(reversed(self._observers), reversed(begun), strict=True):
-            each.end_read(its, lookups, reads, seconds)
+def _call_all(calls: Sequence[Callable[..., Any]], *arguments: Any) -> Any:
+    return [call(*arguments) for call in calls]
 
-    def fail_read(self, begun: Any, lookups: Sequence[Lookup], error: BaseException, seconds: float) -> None:
-        for each, its in zip(reversed(self._observers), reversed(begun), strict=True):
-            each.fail_read(its, lookups, error, seconds)
 
-    def begin_load(self, lookups: Sequence[Lookup]) -> Any:
-        return [each.begin_load(lookups) for each in self._observers]
-
-    def end_load(self, begun: Any, lookups: Sequence[Lookup], seconds: float) -> None:
-        for each, its in zip(reversed(self._observers), reversed(begun), strict=True):
-            each.end_load(its, lookups, seconds)
-
-    def fail_load(self, begun: Any, lookups: Sequence[Lookup], error: BaseException, seconds: float) -> None:
-        for each, its in zip(reversed(self._observers), reversed(begun), strict=True):
-            each.fail_load(its, lookups, error, seconds)
-
-    def share_load(self, lookup: Lookup) -> None:
-        for each in self._observers:
-            each.share_load(lookup)
-
-    def compare_shadow(self, lookup: Lookup, result: str) -> None:
-        for each in self._observers:
-            each.compare_shadow(lookup, result)
-
-    def drop_history(self, count: int) -> None:
-        for each in self._observers:
-            each.drop_history(count)
-
-    def node_timer(self, node: str) -> Callable[[float], None]:
-        timers = [each.node_timer(node) for each in self._observers]
-
-        def tell(seconds: float) -> None:
-            for timer in timers:
-                timer(seconds)
-
-        return tell
-
-    def fail_node(self, node: str, error: FreshnessError, seconds: float) -> None:
-        for each in self._observers:
-            each.fail_node(node, error, seconds)
-
-    def read_server(self, server: ServerAddress, flavor: str, seconds: float) -> None:
-        for each in self._observers:
-            each.read_server(server, flavor, seconds)
-
-    def fail_server(self, server: ServerAddress, flavor: str, error: FreshnessError, seconds: float) -> None:
-        for each in self._observers:
-            each.fail_server(server, flavor, error, seconds)
-
-    def show_heartbeat(self, server: ServerAddress, lineage: str, age_seconds: float) -> None:
-        for each in self._observers:
-            each.show_heartbeat(server, lineage, age_seconds)
+def _end_all(calls: Sequence[Callable[..., Any]], begun: Sequence[Any], *arguments: Any) -> None:
+    for call, its in zip(reversed(calls), reversed(begun), strict=True):
+        call(its, *arguments)
 
 
 # -- what is put in between ----------------------------------------------------------------------------

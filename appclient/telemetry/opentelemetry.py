@@ -78,7 +78,7 @@ class _Counts:
     """Counts by namespace and, of most, object, outcome or another ``attribute``. Much cheaper than a counter of the
     SDK."""
 
-    def __init__(self, attribute: str = "freshness.outcome") -> None:
+    def __init__(self, attribute: str) -> None:
         self._attribute = attribute
         self._counts: Tally[tuple[str, str, str]] = Tally()
         self._lock = threading.Lock()
@@ -102,31 +102,24 @@ class _Counts:
 class _Metrics:
     def __init__(self, provider: MeterProvider | None, living: Living) -> None:
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
-        self.reads = _Counts()
-        self.loads_shared = _Counts()
-        self.shadow_reads = _Counts("freshness.shadow.result")
-        self.history_dropped = _Counts()
-        self.fills = _Counts()
-        self.fills_refused = _Counts()
-        for name, counts, unit, meaning in (
-            ("reads", self.reads, "{key}", "Keys that were read, by outcome."),
-            ("loads.shared", self.loads_shared, "{key}", "Keys answered by another reader's load."),
-            ("shadow.reads", self.shadow_reads, "{key}", "Hits compared with the database, by result."),
-            (
-                "history.dropped",
-                self.history_dropped,
-                "{action}",
-                "Actions that are missing in the recorded history.",
-            ),
-            ("fills", self.fills, "{value}", "Values that were stored."),
-            (
-                "fills.refused",
-                self.fills_refused,
-                "{value}",
-                "Values of the database not stored, by outcome.",
-            ),
-        ):
-            meter.create_observable_counter(f"freshness.client.{name}", [counts.look], unit, meaning)
+
+        def counts(name: str, unit: str, meaning: str, attribute: str = "freshness.outcome") -> _Counts:
+            made = _Counts(attribute)
+            meter.create_observable_counter(f"freshness.client.{name}", [made.look], unit, meaning)
+            return made
+
+        self.reads = counts("reads", "{key}", "Keys that were read, by outcome.")
+        self.loads_shared = counts("loads.shared", "{key}", "Keys answered by another reader's load.")
+        self.shadow_reads = counts(
+            "shadow.reads", "{key}", "Hits compared with the database, by result.", "freshness.shadow.result"
+        )
+        self.history_dropped = counts(
+            "history.dropped", "{action}", "Actions that are missing in the recorded history."
+        )
+        self.fills = counts("fills", "{value}", "Values that were stored.")
+        self.fills_refused = counts(
+            "fills.refused", "{value}", "Values of the database not stored, by outcome."
+        )
         self.read_seconds = meter.create_histogram(
             "freshness.client.read.duration", "s", "Time of a call of get or get_many."
         )

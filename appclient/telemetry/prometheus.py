@@ -15,6 +15,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
@@ -77,7 +78,7 @@ class _Noted:
 
     def flush(self) -> None:
         with self._lock:
-            count = len(self._seconds)  # others may append meanwhile
+            count = len(self._seconds)  # others may append during this
             seconds = self._seconds[:count]
             del self._seconds[:count]
         if seconds:
@@ -91,106 +92,84 @@ class _Noted:
         self._seconds.clear()
 
 
+def _counter(meaning: str, *labels: str) -> Any:
+    return partial(Counter, documentation=meaning, labelnames=("namespace", *labels))
+
+
+def _histogram(meaning: str, buckets: Sequence[float], *labels: str) -> Any:
+    return partial(_Histogram, documentation=meaning, labelnames=("namespace", *labels), buckets=buckets)
+
+
+def _gauge(meaning: str, mode: Any, *labels: str) -> Any:
+    names = ("namespace", *labels)
+    return partial(Gauge, documentation=meaning, labelnames=names, multiprocess_mode=mode)
+
+
 class _Metrics:
-    """One set for each registry. ``namespace``: ``cache.namespace`` of the configuration."""
+    """One set for each registry, in which each has the name of its attribute behind ``freshness_client_``.
+
+    ``namespace``: ``cache.namespace`` of the configuration.
+    """
+
+    reads: Counter = _counter("Keys that were read, by outcome.", "object", "outcome")
+    read_errors: Counter = _counter("Calls of get and get_many that raised, by class.", "object", "error")
+    read_seconds: Histogram = _histogram(
+        "Time of a call of get or get_many. keys: one, many. result: hit where each key was a hit, else miss.",
+        NODE_BUCKETS,
+        *("object", "keys", "result"),
+    )
+    node_seconds: Histogram = _histogram(
+        "Time until a cache node has answered a flow of requests.", NODE_BUCKETS, "node"
+    )
+    node_failures: Counter = _counter(
+        "Flows that a cache node did not answer, those that an open breaker spared not among them.", "node"
+    )
+    load_seconds: Histogram = _histogram(
+        "Time to build values from the database, of one or several keys, the loader's own included.",
+        DATABASE_BUCKETS,
+        "object",
+    )
+    load_errors: Counter = _counter("Loads that raised, by class.", "object", "error")
+    loads_shared: Counter = _counter(
+        "Keys whose reader was given the value of another reader's load.", "object"
+    )
+    shadow_reads: Counter = _counter(
+        "Hits that were compared with the database. result: equal, lag, differs, undecided, failed.",
+        *("object", "result"),
+    )
+    history_dropped: Counter = _counter(
+        "Actions that are missing in the recorded history: too many waited, or a file could not be written."
+    )
+    fills: Counter = _counter("Values that were stored.", "object")
+    fills_refused: Counter = _counter(
+        "Values that were read from the database and not stored, by cause.", "object", "cause"
+    )
+    database_seconds: Histogram = _histogram(
+        "Time of a read of a database server, the wait for a connection included.", DATABASE_BUCKETS, "server"
+    )
+    database_failures: Counter = _counter(
+        "Reads that a database server did not answer, or refused.", "server"
+    )
+    server_heartbeat_age_seconds: Gauge = _gauge(
+        "Age of the newest heartbeat that a server showed to the last miss that asked it.",
+        "livemostrecent",
+        *("server", "lineage"),
+    )
+    breaker_open: Gauge = _gauge(
+        "1 while a cache node is left alone since it did not answer.", "livemax", "node"
+    )
+    connections_in_use: Gauge = _gauge(
+        "Connections that reads use just now: to cache nodes (one set of them for each read), to a server.",
+        "livesum",
+        "pool",
+    )
+    connections_max: Gauge = _gauge("As many as may be used at the same time.", "livesum", "pool")
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, meaning: str, *labels: str) -> Counter:
-            return Counter(f"freshness_client_{name}", meaning, ("namespace", *labels), registry=registry)
-
-        def histogram(name: str, meaning: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            return _Histogram(
-                f"freshness_client_{name}",
-                meaning,
-                ("namespace", *labels),
-                registry=registry,
-                buckets=buckets,
-            )
-
-        def gauge(name: str, meaning: str, mode: Any, *labels: str) -> Gauge:
-            return Gauge(
-                f"freshness_client_{name}",
-                meaning,
-                ("namespace", *labels),
-                registry=registry,
-                multiprocess_mode=mode,
-            )
-
         self.noted: dict[tuple[str, str, str], _Noted] = {}
-        self.reads = counter("reads_total", "Keys that were read, by outcome.", "object", "outcome")
-        self.read_errors = counter(
-            "read_errors_total", "Calls of get and get_many that raised, by class.", "object", "error"
-        )
-        self.read_seconds = histogram(
-            "read_seconds",
-            "Time of a call of get or get_many. keys: one, many. result: hit where each key was a hit, else miss.",
-            NODE_BUCKETS,
-            "object",
-            "keys",
-            "result",
-        )
-        self.node_seconds = histogram(
-            "node_seconds", "Time until a cache node has answered a flow of requests.", NODE_BUCKETS, "node"
-        )
-        self.node_failures = counter(
-            "node_failures_total",
-            "Flows that a cache node did not answer, those that an open breaker spared not among them.",
-            "node",
-        )
-        self.load_seconds = histogram(
-            "load_seconds",
-            "Time to build values from the database, of one or several keys, the loader's own included.",
-            DATABASE_BUCKETS,
-            "object",
-        )
-        self.load_errors = counter("load_errors_total", "Loads that raised, by class.", "object", "error")
-        self.loads_shared = counter(
-            "loads_shared_total", "Keys whose reader was given the value of another reader's load.", "object"
-        )
-        self.shadow_reads = counter(
-            "shadow_reads_total",
-            "Hits that were compared with the database. result: equal, lag, differs, undecided, failed.",
-            "object",
-            "result",
-        )
-        self.history_dropped = counter(
-            "history_dropped_total",
-            "Actions that are missing in the recorded history: too many waited, or a file could not be written.",
-        )
-        self.fills = counter("fills_total", "Values that were stored.", "object")
-        self.fills_refused = counter(
-            "fills_refused_total", "Values that were read from the database and not stored, by cause.",
-            "object",
-            "cause",
-        )  # fmt: skip
-        self.database_seconds = histogram(
-            "database_seconds",
-            "Time of a read of a database server, the wait for a connection included.",
-            DATABASE_BUCKETS,
-            "server",
-        )
-        self.database_failures = counter(
-            "database_failures_total", "Reads that a database server did not answer, or refused.", "server"
-        )
-        self.heartbeat_age = gauge(
-            "server_heartbeat_age_seconds",
-            "Age of the newest heartbeat that a server showed to the last miss that asked it.",
-            "livemostrecent",
-            "server",
-            "lineage",
-        )
-        self.breaker_open = gauge(
-            "breaker_open", "1 while a cache node is left alone since it did not answer.", "livemax", "node"
-        )
-        self.connections_in_use = gauge(
-            "connections_in_use",
-            "Connections that reads use just now: to cache nodes (one set of them for each read), to a server.",
-            "livesum",
-            "pool",
-        )
-        self.connections_max = gauge(
-            "connections_max", "As many as may be used at the same time.", "livesum", "pool"
-        )
+        for name, make in vars(_Metrics).items():
+            if isinstance(make, partial):
+                setattr(self, name, make(f"freshness_client_{name}", registry=registry))
 
     def note_hits(self, namespace: str, name: str, outcome: ReadOutcome) -> _Noted:
         """Where the hits of `Cache.get` are noted, those of a node or those of the process's own copies."""
@@ -359,7 +338,9 @@ class _PrometheusObserver(Observer):
         self._metrics.database_failures.labels(self.namespace, _name(server)).inc()
 
     def show_heartbeat(self, server: ServerAddress, lineage: str, age_seconds: float) -> None:
-        self._metrics.heartbeat_age.labels(self.namespace, _name(server), lineage).set(age_seconds)
+        self._metrics.server_heartbeat_age_seconds.labels(self.namespace, _name(server), lineage).set(
+            age_seconds
+        )
 
 
 def _name(server: ServerAddress) -> str:

@@ -36,7 +36,7 @@ def note(refusals: Refusals, outcome: ReadOutcome, name: str = "customer") -> No
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records if record.name == "appclient.reading.refusal"]
+    found = [record.getMessage() for record in caplog.records if record.name == "appclient.refusal"]
     caplog.clear()
     return found
 

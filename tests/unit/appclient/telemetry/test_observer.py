@@ -336,7 +336,7 @@ def test_a_cache_says_once_in_the_log_why_its_values_are_not_stored(
     with closing(opening()) as cache:
         cache.get("customer", 1)
         cache.get_many("customer", [1, 2, 3])
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "appclient.reading.refusal"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "appclient.refusal"]
     assert "customer: a value was read from the database and not stored, NO_RECORD" in line
 
 
