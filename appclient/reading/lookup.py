@@ -21,7 +21,7 @@ from freshness.database.schema import key_columns, keyspace_id
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.placement import Placement
-from freshness.objects.registry import ObjectDefinition, build_registry
+from freshness.objects.registry import KeyColumns, ObjectDefinition, build_registry
 from freshness.position.token import EventToken
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,15 @@ KEPT_TEXT_MAX: Final = 64
 class Lookups:
     """The objects by name. Safe for threads.
 
-    The schema of a keyspace whose database does not answer at first is read by the first read of one of its objects.
+    ``find_columns``: in the place of the databases' schemas. The schema of a keyspace whose database does not answer
+    at first is read by the first read of one of its objects.
     """
 
-    def __init__(self, config: Config, databases: Mapping[str, Database]) -> None:
+    def __init__(
+        self, config: Config, databases: Mapping[str, Database], find_columns: KeyColumns | None = None
+    ) -> None:
         self._config, self._databases = config, databases
+        self._columns_of = find_columns or self._find_columns
         self.placement = Placement(config.cache.nodes, config.cache.namespace)
         self.definitions: dict[str, ObjectDefinition] = {}
         self.loaders: dict[str, ObjectLoader] = {}
@@ -124,7 +128,7 @@ class Lookups:
 
     def _define(self, keyspace: str) -> None:
         """Read the schema of a keyspace. Raises what the database raises, and `ConfigError`."""
-        definitions = build_registry(self._config, self._find_columns, keyspace_id, [keyspace])
+        definitions = build_registry(self._config, self._columns_of, keyspace_id, [keyspace])
         with self._defining:
             for name, definition in definitions.items():
                 self._create_loader(definition)
