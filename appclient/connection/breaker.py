@@ -12,13 +12,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Reply, Request
 from freshness.errors import FreshnessError, NodeTimedOut, NodeUnavailable
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 PROBE_SECONDS: Final = 0.25
 """How often a node whose breaker is open is asked."""
@@ -95,33 +97,24 @@ class GuardedNode:
         return self._node.is_connected or self._opened[self.name]
 
     def connect(self) -> None:
-        try:
-            self._node.connect()
-        except NodeTimedOut:
-            self._breakers.trip(self.name)
-            raise
+        self._watch(self._node.connect)
 
     def send(self, requests: Sequence[Request]) -> None:
         if self._opened[self.name]:
             self._refuse()
-        try:
-            self._node.send(requests)
-        except NodeTimedOut:
-            self._breakers.trip(self.name)
-            raise
+        self._watch(self._node.send, requests)
 
     def receive(self, *, is_late: bool = False) -> list[Reply]:
-        try:
-            return self._node.receive(is_late=True) if is_late else self._node.receive()
-        except NodeTimedOut:
-            self._breakers.trip(self.name)
-            raise
+        return self._watch(self._node.receive, is_late=is_late)
 
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
         if self._opened[self.name]:
             self._refuse()
+        return self._watch(self._node.perform, requests)
+
+    def _watch(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
         try:
-            return self._node.perform(requests)
+            return function(*arguments, **options)
         except NodeTimedOut:
             self._breakers.trip(self.name)
             raise

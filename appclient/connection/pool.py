@@ -1,7 +1,7 @@
 """Connections that nobody uses just now, for all threads, greenlets or tasks of a process.
 
-A read takes one and owns it until the read ends. Used by ``appclient.reading.reader`` for connections to the nodes and by
-``appclient.database.servers`` for those to the servers.
+A read takes one and owns it until the read ends. Used by ``appclient.reading.reader`` for connections to the nodes
+and by ``appclient.database.servers`` for those to the servers.
 """
 
 from __future__ import annotations
