@@ -50,11 +50,7 @@ class Pool(Generic[Kept]):
     """Whether one may have been closed while nobody used it."""
 
     def __init__(
-        self,
-        size: int,
-        name: str,
-        close: Callable[[Kept], None],
-        network: Network = BLOCKING,
+        self, size: int, name: str, close: Callable[[Kept], None], network: Network = BLOCKING
     ) -> None:
         self.size = size
         self._name = name

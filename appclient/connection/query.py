@@ -15,12 +15,7 @@ from pymysql.cursors import DictCursor
 
 from freshness.config.server import ServerAddress
 from freshness.database.connection import TIMEOUT_HINT, Connection, translated
-from freshness.errors import (
-    FreshnessError,
-    QueryTimedOut,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import FreshnessError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
 from freshness.position.token import EventToken, covers
 
 Row = dict[str, Any]

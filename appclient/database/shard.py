@@ -16,13 +16,7 @@ from typing import Any, Final, TypeVar
 
 import pymysql
 
-from appclient.connection.query import (
-    DATABASE_ERRORS,
-    LoaderConnection,
-    QueryResult,
-    Row,
-    answered_in_time,
-)
+from appclient.connection.query import DATABASE_ERRORS, LoaderConnection, QueryResult, Row, answered_in_time
 from appclient.database.atleast import (
     COMMITTED,
     WAIT_SHARE,
@@ -36,10 +30,7 @@ from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardSer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
-from freshness.errors import (
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, SERVER_NAME, parse_token, token_sql

@@ -42,20 +42,12 @@ _REFUSED: Final[Mapping[str, str]] = {
 }
 _KEYS: Final = frozenset(
     (
-        "AutoField",
-        "BigAutoField",
-        "SmallAutoField",
-        "IntegerField",
-        "BigIntegerField",
-        "SmallIntegerField",
-        "PositiveIntegerField",
-        "PositiveBigIntegerField",
-        "PositiveSmallIntegerField",
-        "CharField",
-        "SlugField",
-        "UUIDField",
+        "AutoField", "BigAutoField", "SmallAutoField",
+        "IntegerField", "BigIntegerField", "SmallIntegerField",
+        "PositiveIntegerField", "PositiveBigIntegerField", "PositiveSmallIntegerField",
+        "CharField", "SlugField", "UUIDField",
     )
-)
+)  # fmt: skip
 COLUMNS_SQL: Final = (
     "SELECT column_name AS name, data_type AS type FROM information_schema.columns "
     "WHERE table_schema = DATABASE() AND table_name = %s"
@@ -95,9 +87,6 @@ def find_objects(
         if refused is not None:
             problems.append(f"{label} {refused}")
             continue
-        key = model._meta.pk
-        while key.remote_field is not None:
-            key = key.target_field
         for entry in entries:
             found.setdefault(
                 (label, entry.keyspace), ModelObject(model, entry.name, entry.keyspace, model._meta.pk)

@@ -36,10 +36,7 @@ class Copies:
     """
 
     def __init__(
-        self,
-        bytes_max: int,
-        clock: Callable[[], float],
-        ages: Mapping[str, tuple[float, float]] = {},
+        self, bytes_max: int, clock: Callable[[], float], ages: Mapping[str, tuple[float, float]] = {}
     ) -> None:
         self._bytes_max, self.clock, self.ages = bytes_max, clock, ages
         self._forget()

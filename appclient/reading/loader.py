@@ -30,10 +30,7 @@ class ObjectLoader:
     """Loads the values of one object. ``function`` builds a composite; a row and a list need none."""
 
     def __init__(
-        self,
-        definition: ObjectDefinition,
-        database: Database | OwnDatabase,
-        function: LoaderFunction | None,
+        self, definition: ObjectDefinition, database: Database | OwnDatabase, function: LoaderFunction | None
     ) -> None:
         self._definition = definition
         self._database = database

@@ -140,12 +140,7 @@ class Lookups:
         self.loaders[entry.name] = ObjectLoader(definition, database, function)
 
     def _find_columns(
-        self,
-        keyspace: str,
-        table: str,
-        names: tuple[str, ...],
-        is_unique: bool,
-        ordered_by: tuple[str, ...],
+        self, keyspace: str, table: str, names: tuple[str, ...], is_unique: bool, ordered_by: tuple[str, ...]
     ) -> tuple[KeyColumn, ...]:
         database = self._databases[keyspace]
 

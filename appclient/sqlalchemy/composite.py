@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sqlalchemy import Select, event
+from sqlalchemy.exc import MultipleResultsFound
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
 from appclient.connection.query import LoaderConnection
@@ -42,12 +43,8 @@ class CachedSelect:
         object_name: str,
         function: Callable[..., Select[Any]],
     ) -> None:
-        self._find_answer, self._replay, self.name, self._function = (
-            find_answer,
-            replay,
-            object_name,
-            function,
-        )
+        self._find_answer, self._replay = find_answer, replay
+        self.name, self._function = object_name, function
         self._sessions = sessionmaker()
         event.listen(self._sessions, "do_orm_execute", self._record)
 
@@ -58,7 +55,9 @@ class CachedSelect:
         Raises ``MultipleResultsFound`` for several.
         """
         found = self.all(session, *key)
-        return found[0] if len(found) == 1 else self._none_of(found)
+        if len(found) > 1:
+            raise MultipleResultsFound(f"{len(found)} rows were found where one was required")
+        return found[0] if found else None
 
     def all(self, session: Session, *key: Any) -> list[Any]:
         """The instances, or whatever the first column of the SELECT is."""
@@ -93,13 +92,6 @@ class CachedSelect:
 
     def _record(self, orm: ORMExecuteState) -> Any:
         return replayed(orm, self._replay, orm.session.info[_ANSWER])
-
-    @staticmethod
-    def _none_of(found: list[Any]) -> None:
-        if found:
-            from sqlalchemy.exc import MultipleResultsFound
-
-            raise MultipleResultsFound(f"{len(found)} rows were found where one was required")
 
 
 def answer_from(rows: Any, check: Callable[[Any], None]) -> Answer:

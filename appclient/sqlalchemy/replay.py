@@ -97,10 +97,7 @@ def open_replay(engine: Engine) -> ReplayEngine:
     made.is_mariadb = dialect.is_mariadb
     connect: Any = _Connection
     replay = ReplayEngine(
-        StaticPool(connect),
-        made,
-        make_url(f"{dialect.name}+pymysql://"),
-        logging_name="freshness",
+        StaticPool(connect), made, make_url(f"{dialect.name}+pymysql://"), logging_name="freshness"
     )
     replay.idle = deque()
     return replay

@@ -196,12 +196,7 @@ class _OpenTelemetryObserver(Observer):
                 self._metrics.fills.add(count, namespace, name)
             elif ReadOutcome[outcome] not in NOT_REFUSED:
                 self._metrics.fills_refused.add(count, namespace, name, outcome)
-        attributes: Attributes = {
-            "freshness.namespace": namespace,
-            "freshness.object": name,
-            "freshness.many": len(reads) > 1,
-            "freshness.hit": is_hit,
-        }
+        attributes = {**self._of(lookups), "freshness.many": len(reads) > 1, "freshness.hit": is_hit}
         self._metrics.read_seconds.record(seconds, attributes)
 
     def fail_read(
@@ -214,9 +209,7 @@ class _OpenTelemetryObserver(Observer):
 
     def end_load(self, begun: _Begun, lookups: Sequence[Lookup], seconds: float) -> None:
         self._end(begun)
-        name = lookups[0].policy.name
-        attributes = {"freshness.namespace": self._namespace, "freshness.object": name}
-        self._metrics.load_seconds.record(seconds, attributes)
+        self._metrics.load_seconds.record(seconds, self._of(lookups))
 
     def fail_load(
         self, begun: _Begun, lookups: Sequence[Lookup], error: BaseException, seconds: float
@@ -267,6 +260,9 @@ class _OpenTelemetryObserver(Observer):
 
     # -- inside --------------------------------------------------------------------------------------------
 
+    def _of(self, lookups: Sequence[Lookup]) -> Attributes:
+        return {"freshness.namespace": self._namespace, "freshness.object": lookups[0].policy.name}
+
     def _of_node(self, node: str) -> Attributes:
         attributes: Attributes = {"db.system.name": self._node_system}
         try:
@@ -278,15 +274,9 @@ class _OpenTelemetryObserver(Observer):
     def _begin(
         self, operation: str, lookups: Sequence[Lookup], kind: SpanKind, parent: _Begun | None
     ) -> _Begun:
-        name = lookups[0].policy.name
-        span = self._tracer.start_span(f"{operation} {name}", kind=kind)
+        span = self._tracer.start_span(f"{operation} {lookups[0].policy.name}", kind=kind)
         if span.is_recording():
-            attributes: Attributes = {
-                "freshness.namespace": self._namespace,
-                "freshness.object": name,
-                "freshness.keys": len(lookups),
-            }
-            span.set_attributes(attributes)
+            span.set_attributes({**self._of(lookups), "freshness.keys": len(lookups)})
             if self._shows_keys:
                 span.set_attribute(
                     "freshness.key", [_show_key(lookup) for lookup in lookups[:KEYS_SHOWN_MAX]]
@@ -317,12 +307,7 @@ class _OpenTelemetryObserver(Observer):
             span.set_attribute("error.type", kind)
             span.set_status(Status(StatusCode.ERROR, str(error) if self._shows_keys else None))
         self._end(begun)
-        attributes = {
-            "freshness.namespace": self._namespace,
-            "freshness.object": lookups[0].policy.name,
-            "error.type": kind,
-        }
-        histogram.record(seconds, attributes)
+        histogram.record(seconds, {**self._of(lookups), "error.type": kind})
 
 
 def _of_server(server: ServerAddress, flavor: str) -> Attributes:
