@@ -170,6 +170,22 @@ def test_models_that_cannot_be_cached_are_refused_at_the_start(
     assert message in ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from appclient.django import get_cache, wrote",
+        "from appclient.django.installed import get_cache",
+        "from appclient.django.middleware import ReadYourWritesMiddleware",
+        "from appclient.django.models import CachedManager, CachedModel, CachedQuerySet",
+        "from appclient.django.session import forget, wrote",
+        "from appclient.testing.django import CachedTestCase",
+    ],
+)
+def test_a_module_that_applications_import(path: Path, imports: str) -> None:
+    ended = run(SET_UP.format(path=str(path)).replace(', "shop"]', "]") + imports)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_errors_of_the_server_are_told_apart_where_pymysql_stands_in_for_mysqldb() -> None:
     """Django imports submodules of MySQLdb, which puts copies of them in the place of PyMySQL's own."""
     ended = run(

@@ -12,12 +12,12 @@ import appclient
 PUBLIC: Final = {
     "appclient.flask": ("Freshness",),
     "appclient.sqlalchemy": ("CachedReads",),
-    "appclient.starlette": ("ReadYourWrites", "cache_lifespan", "request_reads"),
+    "appclient.starlette": ("ReadYourWrites", "cache_lifespan", "request_reads", "thread_reads"),
     "appclient.testing": ("FakeSystem",),
     "appclient.testing.plugin": ("freshness_system",),
     "appclient.web": ("AsyncRequestReads", "RequestReads", "TokenCookie", "find_etag"),
 }
-"""Beside those of ``appclient.__all__``, and of Django, whose names need a project."""
+"""Beside those of ``appclient.__all__``, and of Django, whose names need a project: see test_django.py."""
 
 
 @pytest.mark.parametrize("name", appclient.__all__)
