@@ -117,7 +117,7 @@ FAILURE_TITLES: Final = {
     "F4": "Sessions, replays and statement replication set any timestamp",
     "F5": "The mark of an invalidation is evicted, and an old value is stored",
     "F7": "A flush or a restart removes the marks",
-    "F11": "The client library answers a default where the server did not",
+    "F11": "The client library answers a default if the server did not answer",
     "F14": "The checkpoint is ahead of what was invalidated",
     "F15": "The binary log is purged before it was read",
     "F16": "A value is stored from a replica that lags",
