@@ -13,19 +13,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from appclient.cache import Cache, Explanation
-from appclient.connection.awaiting import LOOP, await_, run_awaiting
-from appclient.connection.own_pool import Pools
-from appclient.connection.query import LoaderConnection, QueryResult, Row
-from appclient.database.atleast import AtLeast
-from appclient.database.database import Database
-from appclient.telemetry.observer import TelemetryOption
-from appclient.typed import AsyncTypedObject, Model
 from freshness.config.config import Config, load_config
 from freshness.config.keyspace import GtidFlavor
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, required_extra
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
+
+with required_extra("async"):
+    from appclient.cache import Cache, Explanation
+    from appclient.connection.awaiting import LOOP, await_, run_awaiting
+    from appclient.connection.own_pool import Pools
+    from appclient.connection.query import LoaderConnection, QueryResult, Row
+    from appclient.database.atleast import AtLeast
+    from appclient.database.database import Database
+    from appclient.telemetry.observer import TelemetryOption
+    from appclient.typed import AsyncTypedObject, Model
 
 AsyncFunction = TypeVar("AsyncFunction", bound=Callable[..., Awaitable[Any]])
 
