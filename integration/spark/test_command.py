@@ -42,7 +42,7 @@ def run(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_is_ours(job: str, folder: Path) -> None:
     ended = run(folder, job, "--help")
-    assert (ended.returncode, f"usage: spark.{job} " in ended.stdout) == (0, True), ended.stderr
+    assert (ended.returncode, f"usage: freshness-spark {job} " in ended.stdout) == (0, True), ended.stderr
 
 
 def test_a_job_that_does_not_exist_is_a_usage_error(folder: Path) -> None:

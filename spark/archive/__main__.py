@@ -27,7 +27,9 @@ MISSING: Final = 4
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print what it did. A session that is handed over is not stopped."""
-    parser = argparse.ArgumentParser(prog="spark.archive", description="Merge, check and prune an archive.")
+    parser = argparse.ArgumentParser(
+        prog="freshness-spark archive", description="Merge, check and prune an archive."
+    )
     parser.add_argument("archive", help="its folder")
     parser.add_argument("--keep-days", type=float, help="delete files that are older, from the front")
     parser.add_argument(

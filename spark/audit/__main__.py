@@ -136,7 +136,7 @@ def _time_us(option: str, text: str | None) -> int | None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="spark.audit", description="Replay recorded history and judge it.")
+    parser = argparse.ArgumentParser(prog="freshness-spark audit", description="Replay history and judge it.")
     parser.add_argument("--archive", required=True, help="folder of the archived update stream")
     parser.add_argument("--history", required=True, help="folder of the recorded cache history")
     parser.add_argument("--report", required=True, help="folder to write the report to")

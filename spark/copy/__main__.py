@@ -37,7 +37,7 @@ with required_packages("spark.copy", "spark"):
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print the state of the copy. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(
-        prog="spark.copy", description="Copy tables, and keep the copy up to date."
+        prog="freshness-spark copy", description="Copy tables, and keep the copy up to date."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--out", help="folder of the copy, local or mounted on all executors")

@@ -122,7 +122,7 @@ def find_published(out: Path, table: str) -> CopyState:
     state = read_state(out)
     if state is None or table not in state.tables or not state.tables[table].published:
         raise ConfigError(
-            f"{out} has no published copy of {table}", hint="run spark.copy until it ends with 0"
+            f"{out} has no published copy of {table}", hint="run `freshness-spark copy` until it ends with 0"
         )
     return state
 

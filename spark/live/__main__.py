@@ -34,7 +34,7 @@ _PRINTED_WIDTH: Final = 160
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print its result. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(
-        prog="spark.live", description="Compare what the cache nodes hold now with the primary."
+        prog="freshness-spark live", description="Compare what the cache nodes hold now with the primary."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--json", action="store_true", help="print JSON")

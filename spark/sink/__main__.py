@@ -74,7 +74,7 @@ def start_query(
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(
-        prog="spark.sink", description="Invalidate from the update stream, on a Spark cluster."
+        prog="freshness-spark sink", description="Invalidate from the update stream, on a Spark cluster."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--archive", help="follow an archive: a folder or URI")

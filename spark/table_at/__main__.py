@@ -28,11 +28,11 @@ with required_packages("spark.table_at", "spark"):
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print what it made. A session that is handed over is not stopped."""
-    parser = argparse.ArgumentParser(prog="spark.table_at", description="Give a table as it was.")
+    parser = argparse.ArgumentParser(prog="freshness-spark table_at", description="Give a table as it was.")
     parser.add_argument(
         "--archive", required=True, help="folder of the archived update stream, local or mounted"
     )
-    parser.add_argument("--copy", help="folder of a copy, as spark.copy keeps it")
+    parser.add_argument("--copy", help="folder of a copy, as `freshness-spark copy` keeps it")
     parser.add_argument("--table", required=True, help="its name")
     parser.add_argument(
         "--at", required=True, help="a time with its zone, an event token ft1.…, or a resume text fr1.…"
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         if options.copy is None:
             raise ConfigError(
                 "a table from the archive alone: it holds changes, and not the rows before them",
-                hint="give --copy, a folder that spark.copy keeps; its position may be before or after --at",
+                hint="give --copy, a folder of `freshness-spark copy`; its position may be before or after --at",
             )
         used = session or open_session("freshness table at", options.master)
         result = make_table(

@@ -127,7 +127,7 @@ def make_table(
     if base.needs_dump or base.published != base.folder:
         raise SourceUnavailable(
             f"the copy of {table} in {copy} is being dumped again, and the published one is older than its position",
-            hint="run spark.copy until it ends with 0",
+            hint="run `freshness-spark copy` until it ends with 0",
         )
     layout = CopyTable.from_json(base.layout)
     folder = ArchiveFolder(archive)

@@ -337,7 +337,8 @@ def test_a_file_that_lacks_a_transaction(
     with parquet.ParquetWriter(file.path, table.schema) as writer:
         writer.write_table(table.filter([ordinal != 5 for ordinal in table.column("ordinal").to_pylist()]))
         writer.add_key_value_metadata({key: text for key, text in metadata.items() if key != b"ARROW:schema"})
-    assert_refused(session, world, capsys, at(12), 4, "transaction 6 comes after 4", "spark.archive --check")
+    hint = "`freshness-spark archive --check`"
+    assert_refused(session, world, capsys, at(12), 4, "transaction 6 comes after 4", hint)
 
 
 def test_an_epoch_that_was_raised_in_between(
@@ -385,7 +386,7 @@ def test_a_lineage_that_only_one_of_them_has(
     ("table", "code", "words"),
     [
         (TableState(), 2, ["no published copy of customers"]),
-        (TableState(True, "a/2", "a/2"), 3, ["is being dumped again", "run spark.copy"]),
+        (TableState(True, "a/2", "a/2"), 3, ["is being dumped again", "run `freshness-spark copy`"]),
         (TableState(False, "a/3", "a/2"), 3, ["is being dumped again"]),
     ],
 )
