@@ -37,19 +37,16 @@ class AsyncLoaderConnection:
 
     def __init__(self, connection: LoaderConnection) -> None:
         self._connection = connection
-        self._turn = asyncio.Lock()
 
     async def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
         """See `LoaderConnection.query`."""
-        async with self._turn:
-            return await run_awaiting(self._connection.query, sql, params)
+        return await run_awaiting(self._connection.query, sql, params)
 
     async def query_one(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> Row | None:
         """See `LoaderConnection.query_one`."""
-        async with self._turn:
-            return await run_awaiting(self._connection.query_one, sql, params)
+        return await run_awaiting(self._connection.query_one, sql, params)
 
 
 class AsyncDatabase:

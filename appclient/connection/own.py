@@ -32,8 +32,8 @@ class OwnConnection(LoaderConnection):
         super().__init__()
         self._own = own
 
-    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
-        """All rows of one SELECT. Errors of the driver come out as they are."""
+    def _run(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None) -> list[Row]:
+        """Errors of the driver come out as they are."""
         cursor = self._own.cursor()
         try:
             cursor.execute(sql, params)
@@ -49,7 +49,7 @@ class OwnDatabase:
     nothing is stored."""
 
     def __init__(self, connection: Any) -> None:
-        self._opened = OwnConnection(connection)
+        self._own = connection
         self.shards: Mapping[str, OwnDatabase] = defaultdict(lambda: self)
         """The shard of whatever lineage."""
 
@@ -61,7 +61,7 @@ class OwnDatabase:
         at_least: EventToken | None = None,
         order: str = "",
     ) -> tuple[list[Row], None]:
-        return self._opened.query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
+        return OwnConnection(self._own).query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
 
     def snapshot(
         self,
@@ -69,7 +69,11 @@ class OwnDatabase:
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken] | None = None,
     ) -> tuple[Result, list[None]]:
-        return load(self._opened), [None for _ in lineages]
+        opened = OwnConnection(self._own)
+        try:
+            return load(opened), [None for _ in lineages]
+        finally:
+            opened.end()
 
 
 def require_one_shard(object_name: str, lineages: Sequence[str]) -> None:

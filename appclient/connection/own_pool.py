@@ -20,10 +20,18 @@ from pymysql.constants import CR, FIELD_TYPE
 from pymysql.cursors import DictCursor
 
 from appclient.connection.commits import find_transaction
+from appclient.connection.pool import is_nested
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
-from freshness.database.connection import translated
-from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
+from freshness.database.connection import Connection, translated
+from freshness.database.session import put_back_sql, set_up_sql, use_sql
+from freshness.errors import (
+    ConfigError,
+    ConnectionsExhausted,
+    FreshnessError,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
 from freshness.network import BLOCKING, Network
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,16 @@ IDLE_MAX: Final = 5
 
 def _call(method: Callable[..., Any], *args: Any) -> Any:
     return method(*args)
+
+
+def _never() -> bool:
+    return False
+
+
+def _is_exhausted(pool: Any) -> bool:
+    """Whether SQLAlchemy's pool has lent all that it may. Pools of other classes open as many as are asked for."""
+    most = getattr(pool, "_max_overflow", -1)
+    return most >= 0 and pool.checkedout() >= pool.size() + most
 
 
 def _call_awaiting() -> Callable[..., Any]:
@@ -51,7 +69,8 @@ class OwnPool:
 
     ``discard`` gets one whose next answer may be that of a former statement: it must be closed. ``error``: the
     driver's ``Error`` of PEP 249. ``call`` runs a method of the connection and returns its result. Parameters are
-    written ``%s``.
+    written ``%s``. ``is_exhausted`` returns whether ``take`` would wait: a read inside another one, whose connection
+    nobody else can give back, then has one of this library.
     """
 
     take: Callable[[], Any]
@@ -59,6 +78,7 @@ class OwnPool:
     discard: Callable[[Any], None]
     error: type[Exception]
     call: Callable[..., Any] = _call
+    is_exhausted: Callable[[], bool] = _never
 
     @classmethod
     def of(cls, source: Any, network: Network = BLOCKING) -> OwnPool:
@@ -79,6 +99,7 @@ class OwnPool:
             lambda connection: call(connection.invalidate),
             engine.dialect.loaded_dbapi.Error,
             call,
+            lambda: _is_exhausted(engine.pool),
         )
 
 
@@ -113,32 +134,13 @@ def find_pools(
     return found
 
 
-_KEPT: Final = {
-    "mysql": {
-        "time_zone": "'+00:00'",
-        "autocommit": "1",
-        "sql_mode": "@@GLOBAL.sql_mode",
-        "transaction_isolation": "'REPEATABLE-READ'",
-        "transaction_read_only": "1",
-        "max_execution_time": "{milliseconds:.0f}",
-    },
-    "mariadb": {
-        "time_zone": "'+00:00'",
-        "autocommit": "1",
-        "sql_mode": "@@GLOBAL.sql_mode",
-        "tx_isolation": "'REPEATABLE-READ'",
-        "tx_read_only": "1",
-        "max_statement_time": "{seconds:.3f}",
-    },
-}
-"""The session variables that a read needs, and their values. With autocommit the token's snapshot ends before the
-rows' begins."""
-
 PROBE: Final = (
     "SELECT 1, CAST('1.50' AS DECIMAL(4, 2)), CAST('2026-01-02' AS DATE), "
     "CAST('2026-01-02 03:04:05.678900' AS DATETIME(6)), CAST('26:00:00' AS TIME), "
-    "_utf8mb4 0xF09F8C8D, CAST(0x00FF AS BINARY), NULL"
+    "_utf8mb4 0xF09F8C8D, CAST(0x00FF AS BINARY), NULL, HEX(%s), %s, DATABASE()"
 )
+PROBE_PARAMETERS: Final = "\N{EARTH GLOBE EUROPE-AFRICA}", "\\\\"
+"""The second shows by which rule the driver escapes: never one with a quote, which would end the text."""
 PROBED: Final = (
     1,
     Decimal("1.50"),
@@ -148,20 +150,9 @@ PROBED: Final = (
     "\N{EARTH GLOBE EUROPE-AFRICA}",
     b"\x00\xff",
     None,
+    "F09F8C8D",
+    PROBE_PARAMETERS[1],
 )
-
-
-def set_up_sql(flavor: str, timeout_seconds: float) -> str:
-    """One statement that keeps the session's variables and sets those that a read needs."""
-    kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _KEPT[flavor]]
-    values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
-    new = [f"SESSION {name} = {value.format(**values)}" for name, value in _KEPT[flavor].items()]
-    return "SET " + ", ".join([*kept, *new])
-
-
-def put_back_sql(flavor: str) -> str:
-    """The session's variables as they were before `set_up_sql`."""
-    return "SET " + ", ".join(f"SESSION {name} = @freshness_{name}" for name in _KEPT[flavor])
 
 
 class BorrowedCursor:
@@ -217,6 +208,8 @@ class BorrowedConnection:
         self.driver = raw if driver is None else driver
         self.is_pymysql = isinstance(self.driver, pymysql.Connection)
         self.open = True
+        self.database_before: str | None = None
+        """The database that the application chose, if a read needs another one."""
 
     def run(self, method: Callable[..., Any], *args: Any) -> Any:
         """Errors of the driver come out as those of pymysql, with their numbers."""
@@ -263,29 +256,45 @@ class BorrowingPool:
 
     def __init__(self, pool: OwnPool, address: ServerAddress, flavor: str, timeout_seconds: float) -> None:
         self._pool, self._address, self._flavor = pool, address, flavor
-        self._set_up_sql = set_up_sql(flavor, timeout_seconds)
+        self._set_up_sql = set_up_sql(flavor, timeout_seconds, keeps=True)
 
-    def take(self) -> BorrowedConnection:
-        """Connections that were closed while they were idle are discarded, a few of them. Raises `SourceUnavailable`
-        and `SourceUnsuitable`."""
+    def take(self) -> BorrowedConnection | None:
+        """None for a read inside another one while the pool has nothing left: the caller opens a connection itself.
+
+        Connections that were closed while they were idle are discarded, a few of them. Raises `SourceUnavailable`,
+        its `ConnectionsExhausted`, and `SourceUnsuitable`.
+        """
         for _ in range(IDLE_MAX - 1):
+            if is_nested() and self._pool.is_exhausted():
+                return None
+            raw = self._take()
             try:
-                return self._take()
+                return self._set_up(raw)
             except SourceUnavailable as error:
                 log.info("another connection of the application's pool is taken: %s", error)
-        return self._take()
+        return self._set_up(self._take())
 
-    def _take(self) -> BorrowedConnection:
+    def _take(self) -> Any:
+        """A failure is not tried again: the pool has waited as long as it does."""
+        doing = "taking a connection of the application's pool"
         try:
-            raw = self._pool.call(self._pool.take)
+            return self._pool.call(self._pool.take)
         except (self._pool.error, OSError) as error:
-            raise self._problem(error, "taking a connection of the application's pool") from error
+            if type(error).__name__ == "PoolError":  # mysql-connector
+                raise self._exhausted(error) from error
+            raise self._problem(error, doing) from error
         except Exception as error:
             # SQLAlchemy has an error of its own for a pool with nothing left, and wraps the driver's.
             original = getattr(error, "orig", None)
-            if not isinstance(original, self._pool.error) and type(error).__module__ != "sqlalchemy.exc":
+            if isinstance(original, self._pool.error):
+                raise self._problem(original, doing) from error
+            if type(error).__module__ != "sqlalchemy.exc":
                 raise
-            raise self._problem(original or error, "taking a connection of the application's pool") from error
+            if type(error).__name__ == "TimeoutError":
+                raise self._exhausted(error) from error
+            raise self._problem(error, doing) from error
+
+    def _set_up(self, raw: Any) -> BorrowedConnection:
         connection = BorrowedConnection(self._pool, raw)
         with self._discarding(connection, "setting up the session"):
             if find_transaction(connection.driver):
@@ -296,22 +305,33 @@ class BorrowingPool:
             connection.run(connection._raw.rollback)  # a driver that does not say so
             with connection.cursor() as cursor:
                 cursor.execute(self._set_up_sql)
-                cursor.execute(PROBE)
-                [found] = cursor.fetchall()
-            if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
-                raise SourceUnsuitable(
-                    f"the application's pool reads {found!r} where PyMySQL reads {PROBED!r}",
-                    hint="connect with charset=utf8mb4 and the driver's usual conversion of types",
-                )
+                try:
+                    cursor.execute(PROBE, PROBE_PARAMETERS)
+                    [(*found, database)] = cursor.fetchall()
+                except UnicodeError as error:  # the driver cannot even send them
+                    found, database = [error], None
+                if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
+                    raise SourceUnsuitable(
+                        f"the application's pool reads {found!r} where PyMySQL reads {PROBED!r}",
+                        hint="connect with charset=utf8mb4, the driver's usual conversion of types, and without "
+                        "NO_BACKSLASH_ESCAPES in sql_mode",
+                    )
+                if database != self._address.database:
+                    cursor.execute(use_sql(self._address.database))
+                    connection.database_before = database
         return connection
 
-    def give_back(self, connection: BorrowedConnection | None) -> None:
-        """None: it was closed."""
-        if connection is None:
+    def give_back(self, connection: BorrowedConnection | Connection | None) -> None:
+        """None: it was closed. The library's own is closed."""
+        if not isinstance(connection, BorrowedConnection):
+            if connection is not None:
+                connection.close()
             return
         try:
             with self._discarding(connection, "putting back the session"), connection.cursor() as cursor:
                 cursor.execute(put_back_sql(self._flavor))
+                if connection.database_before is not None:
+                    cursor.execute(use_sql(connection.database_before))
         except FreshnessError as error:
             log.info("a connection of the application's pool was discarded: %s", error)
             return
@@ -333,6 +353,12 @@ class BorrowingPool:
         except BaseException:
             connection.close()
             raise
+
+    def _exhausted(self, error: Exception) -> ConnectionsExhausted:
+        return ConnectionsExhausted(
+            f"the application's pool for {self._address.host}:{self._address.port} has no connection left: {error}",
+            hint="give the pool more connections, or find out which reads take so long",
+        )
 
     def _problem(self, error: Exception, doing: str) -> Exception:
         made = error if isinstance(error, (pymysql.MySQLError, OSError)) else as_pymysql(error)

@@ -5,8 +5,10 @@ Used by ``appclient.database``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,13 +17,17 @@ from pymysql.cursors import DictCursor
 
 from freshness.config.server import ServerAddress
 from freshness.database.connection import TIMEOUT_HINT, Connection, translated
-from freshness.errors import FreshnessError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
+from freshness.errors import ConfigError, FreshnessError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
+from freshness.network import BLOCKING, Network
 from freshness.position.token import EventToken, covers
 
 Row = dict[str, Any]
 
 DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
-"""Errors of a server or a connection. Every other exception is the loader's own, or an interruption."""
+"""Errors of a server or a connection, if it was ours that raised them."""
+
+TURN_SECONDS: Final = 3600.0
+"""How long a query of a loader waits for the others, each of which has a bound of its own, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +89,116 @@ def describe_problem(error: Exception, address: ServerAddress, doing: str) -> Fr
     return translated(error, address, doing)
 
 
+_LEADING: Final = r"(?:[\s(]|/\*(?!!|M!).*?\*/|--\s[^\n]*\n|#[^\n]*\n)*"
+_READS: Final = re.compile(
+    _LEADING + r"(?:SELECT|WITH|SHOW|VALUES?|TABLE|DESC|DESCRIBE|EXPLAIN)\b", re.IGNORECASE | re.DOTALL
+)
+_LEAVES: Final = re.compile(r":=|\bINTO\s+@|\b(?:GET_LOCK|LAST_INSERT_ID)\s*\(\s*[^\s)]", re.IGNORECASE)
+"""A SELECT after which the session holds a user variable or a lock."""
+
+
+def require_read(sql: str) -> None:
+    """Raise `SourceUnsuitable` for a statement that does not only read: the session is that of the next read, too."""
+    if not _READS.match(sql):
+        raise SourceUnsuitable(
+            f"a read of the cache sent {sql.split(maxsplit=1)[0][:20] if sql.strip() else 'an empty statement'}",
+            hint="expected SELECT, WITH, VALUES, TABLE, SHOW or EXPLAIN; use a connection of your own for the rest",
+        )
+
+
 class LoaderConnection:
     """A loader's read-only view of one snapshot, on one connection to each shard that may hold the object's rows.
 
-    As a rule that is one shard.
+    As a rule that is one shard. Queries that a loader starts side by side, in threads, greenlets or tasks, run one
+    after the other: an answer belongs to the query before it.
     """
 
-    __slots__ = ("_connections", "is_in_step")
+    __slots__ = ("_connections", "_ended_by", "_gate", "_is_busy", "failure", "is_in_step", "is_reusable")
 
-    def __init__(self, *connections: Connection) -> None:
+    def __init__(self, *connections: Connection, network: Network = BLOCKING) -> None:
         self._connections = connections
+        self._gate = network.open_gate()
+        self._is_busy = False
+        self._ended_by = ""
+        self.failure: Exception | None = None
+        """The error of our server or connection that the last failed query raised. Every other one is the
+        loader's own, whatever its class."""
         self.is_in_step = True
         """Whether every statement has had its whole answer. Else the next answer may be that of a former one."""
+        self.is_reusable = True
+        """Whether no statement has left a user variable or a lock in the session."""
 
     @classmethod
-    def join(cls, parts: Iterable[LoaderConnection]) -> LoaderConnection:
+    def join(cls, parts: Sequence[LoaderConnection], network: Network = BLOCKING) -> LoaderConnection:
         """All of their connections."""
-        return cls(*(connection for part in parts for connection in part._connections))
+        return cls(*(connection for part in parts for connection in part._connections), network=network)
 
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
-        """All rows of one SELECT; where it runs on several shards, the rows of all, shard by shard."""
+        """All rows of one SELECT; where it runs on several shards, the rows of all, shard by shard.
+
+        Raises `SourceUnsuitable` for a statement that does not only read, `ConfigError` after the loader's end or
+        an interruption.
+        """
+        require_read(sql)
+        with self._turn():
+            self.is_in_step = False
+            if _LEAVES.search(sql):
+                self.is_reusable = False
+            try:
+                rows = self._run(sql, params)
+            except DATABASE_ERRORS as error:
+                self.failure = error
+                raise
+            except BaseException:
+                self._ended_by = "an interruption"  # whose answer may be under way
+                raise
+            self.is_in_step = True
+            return rows
+
+    def _run(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None) -> list[Row]:
         rows: list[Row] = []
-        self.is_in_step = False
         for connection in self._connections:
             with answered_in_time(), connection.cursor(DictCursor) as cursor:
                 cursor.execute(sql, params)
                 rows += cursor.fetchall()
-        self.is_in_step = True
         return rows
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._gate.wait_for(self._take_turn, TURN_SECONDS):
+            raise QueryTimedOut(
+                "a query of a loader waited too long for another one of it",
+                hint="start fewer side by side: they run one after the other",
+            )
+        try:
+            if self._ended_by:
+                raise ConfigError(
+                    f"a loader's connection was used after {self._ended_by}",
+                    hint="await or join all that a loader starts before it returns",
+                )
+            yield
+        finally:
+            self._is_busy = False
+            if self._gate.waiting:
+                self._gate.wake()
+
+    def _take_turn(self) -> bool:
+        if self._is_busy:
+            return False
+        self._is_busy = True
+        return True
+
+    def end(self) -> None:
+        """Let no query begin, and end one that is under way: its connection must be closed."""
+        self._ended_by = "the loader's end"
+        if self._is_busy:
+            for connection in self._connections:
+                interrupt(connection)
+            if self._gate.wait_for(self._take_turn, TURN_SECONDS):
+                self._is_busy = False
+                if self._gate.waiting:
+                    self._gate.wake()
+            self.is_in_step = False
 
     def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:
         """The only row, None where there is none. More than one raises `ValueError`."""
@@ -118,3 +206,12 @@ class LoaderConnection:
         if len(rows) > 1:
             raise ValueError(f"{len(rows)} rows where at most one was expected: {sql}")
         return rows[0] if rows else None
+
+
+def interrupt(connection: Connection) -> None:
+    """Let a query that waits for its answer fail. The socket stays open: its number must not become another one's
+    while somebody waits for it. A connection of an own pool gives its answer, or fails, within its own bounds."""
+    connected = getattr(connection, "_sock", None)
+    if connected is not None:
+        with suppress(OSError):  # it is broken already
+            connected.shutdown(socket.SHUT_RDWR)

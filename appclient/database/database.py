@@ -12,10 +12,16 @@ from typing import Any, TypeVar
 
 from appclient.connection.commits import read_committed
 from appclient.connection.pool import nested_reads
-from appclient.connection.query import DATABASE_ERRORS, LoaderConnection, QueryResult, describe_problem
+from appclient.connection.query import (
+    DATABASE_ERRORS,
+    LoaderConnection,
+    QueryResult,
+    describe_problem,
+    require_read,
+)
 from appclient.database.atleast import AtLeast, behind, demand_commits, enclosed_by
 from appclient.database.servers import DEFAULTS, ServerAccess
-from appclient.database.shard import ShardDatabase, ShardSnapshot
+from appclient.database.shard import LoaderError, ShardDatabase, ShardSnapshot, run_loader
 from appclient.database.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.keyspace import Keyspace
@@ -33,6 +39,7 @@ class Database:
 
     def __init__(self, keyspace: Keyspace, access: ServerAccess = DEFAULTS) -> None:
         self.keyspace = keyspace
+        self._network = access.network
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
         its = replace(
             access,
@@ -61,6 +68,7 @@ class Database:
         statement takes longer than ``query_timeout_seconds``, `SourceUnsuitable` for a statement that is wrong,
         writes, or lacks a privilege, and `FormatError` for a token that does not parse or is of another flavor.
         """
+        require_read(sql)
         sent = self._parse(compare_event_token)
         database = self.find_shard(shard)
         return database.query(
@@ -132,32 +140,30 @@ class Database:
         if self.keyspace.flavor == "vitess":
             return self._nested_snapshot(lineages, load, at_least, ())
         begun: list[tuple[ShardDatabase, ShardSnapshot]] = []
-        is_in_step = True
+        ended: LoaderConnection | None = None
         try:
             for lineage in lineages:
                 shard = self.shards[lineage]
                 begun.append((shard, shard.begin_snapshot(at_least.get(lineage))))
-            opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun))
-            is_in_step = False
+            opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun), network=self._network)
             try:
                 with ExitStack() as stack:
                     stack.enter_context(nested_reads())
                     for shard, snapshot in begun:
                         asked = at_least.get(shard.lineage)
                         stack.enter_context(enclosed_by(shard.lineage, snapshot.token, asked))
-                    result = load(opened)
+                    loaded = run_loader(load, opened)
             except DATABASE_ERRORS as error:
                 raise describe_problem(error, begun[0][1].address, "reading several shards") from error
-            except Exception:
-                is_in_step = opened.is_in_step
-                raise
-            is_in_step = opened.is_in_step
+            ended = opened
         finally:
-            tokens = [shard.end_snapshot(snapshot, is_in_step=is_in_step) for shard, snapshot in begun]
+            tokens = [shard.end_snapshot(snapshot, ended) for shard, snapshot in begun]
+        if isinstance(loaded, LoaderError):
+            raise loaded.error
         for (shard, snapshot), token in zip(begun, tokens, strict=True):
             if token is None and shard.lineage in at_least:
                 raise behind(snapshot.address)
-        return result, tokens
+        return loaded, tokens
 
     def _nested_snapshot(
         self,
@@ -169,13 +175,20 @@ class Database:
         """The same where the server is asked its name after ``load``, too: one shard's read inside another's."""
         first, *others = lineages
 
-        def inside(connection: LoaderConnection) -> tuple[Result, list[EventToken | None]]:
+        def inside(connection: LoaderConnection) -> tuple[Result | LoaderError, list[EventToken | None]]:
             opened = (*begun, connection)
             if others:
                 return self._nested_snapshot(others, load, at_least, opened)
-            return load(LoaderConnection.join(opened)), []
+            joined = LoaderConnection.join(opened, self._network)
+            try:
+                return run_loader(load, joined), []
+            except Exception as error:
+                connection.failure = error
+                raise
 
         (result, tokens), token = self.shards[first].snapshot(inside, at_least.get(first))
+        if isinstance(result, LoaderError):
+            raise result.error
         return result, [token, *tokens]
 
     def _parse(self, token: EventToken | str | None) -> EventToken | None:

@@ -23,6 +23,7 @@ from freshness.algorithm.driver import running_clock
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, translated
+from freshness.database.session import set_up_sql
 from freshness.errors import (
     ConnectionsExhausted,
     FreshnessError,
@@ -66,17 +67,8 @@ class ServerAccess:
 DEFAULTS: Final = ServerAccess()
 
 
-def _session_sql(flavor: str, timeout_seconds: float) -> str:
-    """Sessions that only read, each statement no longer than that."""
-    if flavor == "mariadb":
-        bound = f"max_statement_time = {timeout_seconds:.3f}"
-        return f"SET SESSION tx_isolation = 'REPEATABLE-READ', tx_read_only = 1, {bound}"
-    bound = f"max_execution_time = {timeout_seconds * 1000:.0f}"
-    return f"SET SESSION transaction_isolation = 'REPEATABLE-READ', transaction_read_only = 1, {bound}"
-
-
 def _close(connection: Connection | None) -> None:
-    if connection is not None:
+    if connection is not None and connection.open:
         connection.close()
 
 
@@ -214,7 +206,7 @@ class ShardServers:
     def _set_up(self, connection: Connection) -> None:
         """Prepare a new session."""
         with connection.cursor() as cursor:
-            cursor.execute(_session_sql(self._flavor, self._access.timeout_seconds))
+            cursor.execute(set_up_sql(self._flavor, self._access.timeout_seconds))
 
     @property
     def pools(self) -> list[tuple[str, Pool[Connection]]]:

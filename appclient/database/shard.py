@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import pymysql
 
-from appclient.connection.query import DATABASE_ERRORS, LoaderConnection, QueryResult, Row, answered_in_time
+from appclient.connection.query import LoaderConnection, QueryResult, Row, answered_in_time
 from appclient.database.atleast import (
     COMMITTED,
     WAIT_SHARE,
@@ -30,10 +30,11 @@ from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardSer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
+from freshness.database.session import NAME_IN_SESSION
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position
 from freshness.position.token import EventToken, covers
-from freshness.stream.heartbeat import HEARTBEAT_TABLE, SERVER_NAME, parse_token, token_sql
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 
 log = logging.getLogger(__name__)
 
@@ -57,22 +58,22 @@ class ShardSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
-    """An application's loader raised; the connection is in order."""
+class LoaderError:
+    """An error of an application's loader in the place of its value: no failure of our server."""
 
     error: Exception
 
 
-def _load(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | _Raised:
-    """The loader's value, or what it raised while the connection was in step. All other exceptions come out."""
+def run_loader(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | LoaderError:
+    """The loader's value, or its own error. Errors of our server, and interruptions, come out."""
     try:
         return load(opened)
-    except DATABASE_ERRORS:
-        raise
     except Exception as error:
-        if not opened.is_in_step:
+        if error is opened.failure:
             raise
-        return _Raised(error)
+        return LoaderError(error)
+    finally:
+        opened.end()
 
 
 class ShardDatabase(ShardServers):
@@ -101,9 +102,18 @@ class ShardDatabase(ShardServers):
             )
         else:
             rows, address = self.run(
-                lambda connection, address: (LoaderConnection(connection).query(sql, params), address)
+                lambda connection, address: (self._query(connection, sql, params), address)
             )
         return QueryResult.of(rows, token, address, sent=sent, is_token_shown=include_event_token)
+
+    def _query(
+        self, connection: Connection, sql: str, params: Sequence[Any] | Mapping[str, Any] | None
+    ) -> list[Row]:
+        opened = LoaderConnection(connection, network=self._access.network)
+        rows = opened.query(sql, params)
+        if not opened.is_reusable:
+            connection.close()
+        return rows
 
     def snapshot(
         self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
@@ -118,19 +128,19 @@ class ShardDatabase(ShardServers):
     ) -> tuple[Result, EventToken | None, ServerAddress]:
         def read(
             connection: Connection, address: ServerAddress
-        ) -> tuple[Result | _Raised, EventToken | None, ServerAddress]:
+        ) -> tuple[Result | LoaderError, EventToken | None, ServerAddress]:
             snapshot = self._begin(connection, address, at_least)
-            opened = LoaderConnection(connection)
+            opened = LoaderConnection(connection, network=self._access.network)
             with enclosed_by(self.lineage, snapshot.token, at_least):
-                loaded = _load(load, opened)
+                loaded = run_loader(load, opened)
             # Where the loader caught an interruption, nobody may read what is still under way.
-            token = self._end(snapshot, is_in_step=opened.is_in_step)
-            if token is None and at_least is not None and not isinstance(loaded, _Raised):
+            token = self._end(snapshot, opened)
+            if token is None and at_least is not None and not isinstance(loaded, LoaderError):
                 raise behind(address)
             return loaded, token, address
 
         loaded, token, address = self.run(read)
-        if isinstance(loaded, _Raised):
+        if isinstance(loaded, LoaderError):
             raise loaded.error
         return loaded, token, address
 
@@ -140,10 +150,11 @@ class ShardDatabase(ShardServers):
             lambda connection, address: self._begin(connection, address, at_least), keeps_connection=True
         )
 
-    def end_snapshot(self, snapshot: ShardSnapshot, *, is_in_step: bool) -> EventToken | None:
-        """The token, None where a proxy asked two servers. ``is_in_step``: see `LoaderConnection`."""
+    def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
+        """The token, None where a proxy asked two servers. ``opened``: the loader's view, None after an
+        interruption."""
         try:
-            token = self._end(snapshot, is_in_step=is_in_step)
+            token = self._end(snapshot, opened)
         except BaseException:
             snapshot.connection.close()
             raise
@@ -159,23 +170,37 @@ class ShardDatabase(ShardServers):
             cursor.execute(_SNAPSHOT)
         return ShardSnapshot(connection, address, token, server)
 
-    def _end(self, snapshot: ShardSnapshot, *, is_in_step: bool) -> EventToken | None:
-        """A connection that is not in step, or that fails now, is closed. The value was read before, but nobody
-        says by whom."""
+    def _end(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
+        """A connection that is not in step, that fails now, or whose session is not as before is closed. The value
+        was read before, but nobody says by whom."""
         connection, address, token = snapshot.connection, snapshot.address, snapshot.token
-        if is_in_step:
+        if opened is not None and opened.is_in_step:
             try:
                 if token is not None:
                     question, name = self._new_question()
                     _, [(server,)] = self._ask(connection, question, f"SELECT {name}")
                     token = token if server == snapshot.server else None
-                with connection.cursor() as cursor:
-                    cursor.execute("ROLLBACK")
+                    if server is None:
+                        self._close_changed(connection, address)
+                if connection.open and opened.is_reusable:
+                    with connection.cursor() as cursor:
+                        cursor.execute("ROLLBACK")
+                elif connection.open:
+                    connection.close()
                 return token
             except (pymysql.MySQLError, OSError) as error:
                 log.info("a connection to %s:%s is closed: %s", address.host, address.port, error)
-        connection.close()
+        if connection.open:
+            connection.close()
         return None
+
+    def _close_changed(self, connection: Connection, address: ServerAddress) -> None:
+        log.warning(
+            "%s:%s: a session changed during a read, which is not stored: does a stored function set a variable?",
+            address.host,
+            address.port,
+        )
+        connection.close()
 
     def rows_with_token(
         self,
@@ -211,6 +236,8 @@ class ShardDatabase(ShardServers):
                 if any(value is not None for value in row[1:])
             ]
             shown = token if answers[0][0] == server else None
+            if answers[0][0] is None:
+                self._close_changed(connection, address)
             if shown is None and at_least is not None:
                 raise behind(address)
             return rows, shown
@@ -303,15 +330,20 @@ class ShardDatabase(ShardServers):
             if error.args and error.args[0] == _NO_SUCH_TABLE and HEARTBEAT_TABLE in str(error):
                 return None, ""
             raise
-        server = str(answers[0][0] or "") if answers else ""
+        if answers and answers[0][0] is None:
+            raise SourceUnavailable(
+                f"a session on a server of {self._shard.lineage} is not as it was set up",
+                hint="does a stored function change it, or does a proxy in between choose another one?",
+            )
+        server = str(answers[0][0]) if answers else ""
         rows = [row[1:] for row in answers] if server else []
         return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows), server
 
     def _new_question(self) -> tuple[str, str]:
         """The name of a statement's first column, by which the answer is known to be the one to this very statement;
-        and the column, the name of the server that answers."""
+        and the column: the name of the server that answers, NULL in a session that is not set up."""
         question = f"question_{random.getrandbits(48):012x}"
-        return question, f"{SERVER_NAME[self._flavor]} AS {question}"
+        return question, f"{NAME_IN_SESSION[self._flavor]} AS {question}"
 
     def _ask(
         self, connection: Connection, question: str, sql: str, params: Sequence[Any] = ()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from appclient.connection.query import LoaderConnection, QueryResult, Row
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
 from appclient.database.servers import DEFAULTS, ServerAccess
-from appclient.database.shard import ShardDatabase
+from appclient.database.shard import LoaderError, ShardDatabase, run_loader
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
@@ -56,15 +56,22 @@ class VitessShardDatabase(ShardDatabase):
         ``load`` runs again on the primary tablet.
         """
 
-        def read(connection: Connection, _: ServerAddress) -> tuple[Result, EventToken | None]:
+        def read(connection: Connection, _: ServerAddress) -> tuple[Result | LoaderError, EventToken | None]:
+            opened = LoaderConnection(connection, network=self._access.network)
             with (
                 on_one_tablet(connection, self._target) as tablet,
                 enclosed_by(self.lineage, tablet.token, at_least),
             ):
-                result = load(LoaderConnection(connection))
+                result = run_loader(load, opened)
+                if not opened.is_in_step:
+                    connection.close()
+            if not opened.is_reusable and connection.open:
+                connection.close()
             return result, tablet.token
 
         loaded, token = self.run(read)
+        if isinstance(loaded, LoaderError):
+            raise loaded.error
         if at_least is None or (token is not None and covers(token, at_least)):
             return loaded, token
         if self._of_primary is not None:

@@ -18,7 +18,8 @@ from pymysql.constants import ER, SERVER_STATUS
 from pymysql.cursors import DictCursor
 
 from appclient.connection.own_pool import PROBE, PROBED
-from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, SERVER_NAME
+from freshness.database.session import NAME_IN_SESSION
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 
 _HEARTBEATS: Final = f"""
 CREATE TABLE {HEARTBEAT_TABLE} (id TEXT, epoch INTEGER, watermark TEXT, min_us INTEGER);
@@ -245,7 +246,8 @@ class FakeCursor:
 
     def execute(self, sql: str, parameters: Any = None) -> int:
         if sql == PROBE:
-            self.description, self._rows = [(str(at), *[None] * 6) for at, _ in enumerate(PROBED)], [PROBED]
+            row = *PROBED, self._connection.server.database
+            self.description, self._rows = [(str(at), *[None] * 6) for at, _ in enumerate(row)], [row]
             return 1
         found = self._connection.execute(sql, parameters)
         if found is None:
@@ -279,7 +281,7 @@ class FakeCursor:
 
 def translate(sql: str, server: FakeServer) -> str:
     """A statement of MySQL or MariaDB as SQLite has it."""
-    sql = sql.replace(SERVER_NAME[server.flavor], f"'{server.name}'")
+    sql = sql.replace(NAME_IN_SESSION[server.flavor], f"'{server.name}'")
     sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))
     return _PARAMETER.sub(lambda found: "%" if found[0] == "%%" else f":{found[1]}" if found[1] else "?", sql)

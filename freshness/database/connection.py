@@ -36,6 +36,9 @@ CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, ValueError)
 
 TIMEOUT_HINT: Final = "make the statement quicker, or raise query_timeout_seconds of the keyspace"
 
+UNCUT: Final = 2**63 - 1
+"""``sql_select_limit`` above every answer. A row that a server leaves out would count as absent."""
+
 _UTC: Final = "SET time_zone = '+00:00'"
 """A server shows a TIMESTAMP in the session's time zone. One value is cached for all sessions, so all use the time
 zone of the binary log."""
@@ -92,7 +95,8 @@ def connect(
     read_timeout_seconds: float = 0,
     network: Network = BLOCKING,
 ) -> Connection:
-    """A connection with autocommit, to the address's database if it names one. Its session is in UTC.
+    """A connection with autocommit, to the address's database if it names one. Its session is in UTC, and its answers
+    are whole.
 
     ``timeout_seconds`` bounds connecting, and each answer unless ``read_timeout_seconds`` is above 0. Raises
     `SourceUnavailable` where trying again may help, else `SourceUnsuitable`. With `ServerAddress.tls` a server that
@@ -116,7 +120,6 @@ def connect(
             database=address.database or None,
             charset="utf8mb4",
             autocommit=True,
-            init_command=_UTC,
             connect_timeout=timeout_seconds,
             read_timeout=read_timeout_seconds or timeout_seconds,
             write_timeout=timeout_seconds,
@@ -132,9 +135,21 @@ def connect(
             if network is BLOCKING
             else network.connect(address.host, address.port, timeout_seconds, seconds)
         )
+        _begin_session(connection)
         return connection
     except CONNECT_ERRORS as error:
         raise translated(error, address, "connecting") from error
+
+
+def _begin_session(connection: Connection) -> None:
+    version: str = connection.get_server_info()  # type: ignore[no-untyped-call]
+    is_vtgate = "Vitess" in version  # its tablets have a limit of their own, which is an error
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_UTC if is_vtgate else f"{_UTC}, sql_select_limit = {UNCUT}")
+    except BaseException:
+        connection.close()
+        raise
 
 
 def translated(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:

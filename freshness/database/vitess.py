@@ -108,8 +108,8 @@ class TabletRead:
 
 @contextmanager
 def on_one_tablet(connection: Connection, shard: VitessShard) -> Iterator[TabletRead]:
-    """A transaction on one tablet of the shard, and what that tablet shows. The connection stays on the shard. Errors
-    of pymysql come out as they are."""
+    """A transaction on one tablet of the shard, and what that tablet shows. The connection stays on the shard; who
+    closes it inside gets no token. Errors of pymysql come out as they are."""
     read_rows(connection, f"USE `{shard.target}`")
     read_rows(connection, "BEGIN")
     try:
@@ -117,9 +117,10 @@ def on_one_tablet(connection: Connection, shard: VitessShard) -> Iterator[Tablet
         rows = [(position, *row) for row in _read_heartbeats(connection)]
         found = TabletRead(parse_token(_FLAVOR, shard.lineage, shard.shard, rows))
         yield found
-        [(server_after,)] = read_rows(connection, _SERVER)
+        server_after = read_rows(connection, _SERVER)[0][0] if connection.open else None
     finally:
-        connection.rollback()
+        if connection.open:
+            connection.rollback()
     if not server or server != server_after:
         found.token = None
 

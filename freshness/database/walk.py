@@ -116,6 +116,6 @@ def _require_token(shard: Shard, token: EventToken | None) -> EventToken:
     if token is None or token.position.is_empty:
         raise ConfigError(
             f"shard {shard.lineage} has no heartbeats: nothing is known of what its servers show",
-            hint="start `invalidator run`, or `spark.sink`, which write them",
+            hint="start `invalidator run`, or `freshness-spark sink`, which write them",
         )
     return token

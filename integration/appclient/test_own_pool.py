@@ -211,19 +211,6 @@ def test_connections_that_were_closed_while_idle_are_replaced(system: System, ki
         assert read.extras.server == f"127.0.0.1:{replica.port}", "no server was left for another one"
 
 
-def test_a_pool_that_has_nothing_left_is_a_server_that_does_not_answer(system: System) -> None:
-    port = system.pair.replica.port
-    engine = sqlalchemy.create_engine(
-        f"mysql+pymysql://app:app@127.0.0.1:{port}/shop", pool_size=1, max_overflow=0, pool_timeout=0.1
-    )
-    cache = Cache.open(system.config_path, pools={f"127.0.0.1:{port}": engine})
-    with engine.connect():
-        rows = cache.database().query("SELECT 1 AS one", include_event_token=True)
-    assert rows.extras.server == f"127.0.0.1:{system.pair.primary.port}", "the next server is read"
-    cache.close()
-    engine.dispose()
-
-
 def test_a_driver_that_reads_other_types_is_refused(system: System) -> None:
     """A cached value is for all processes, so ``?`` in the place of a character must not be stored."""
     port = system.pair.replica.port

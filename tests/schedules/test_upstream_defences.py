@@ -862,7 +862,7 @@ def test_a_proxy_that_answers_from_two_servers(monkeypatch: pytest.MonkeyPatch) 
     rows, token = read(behind, behind, ahead)
     assert token is not None
     assert not is_ahead(rows, token)
-    monkeypatch.setattr(application, "SERVER_NAME", {"mysql": "'any'"})
+    monkeypatch.setattr(application, "NAME_IN_SESSION", {"mysql": "'any'"})
     assert is_ahead(*read(ahead, behind))
 
 
@@ -879,7 +879,7 @@ def test_a_proxy_that_moves_a_transaction(monkeypatch: pytest.MonkeyPatch) -> No
         assert [row["id"] for row in rows] == [1, 2]
     rows, token = read(behind)
     assert not is_ahead(rows, token)
-    monkeypatch.setattr(application, "SERVER_NAME", {"mysql": "'any'"})
+    monkeypatch.setattr(application, "NAME_IN_SESSION", {"mysql": "'any'"})
     assert is_ahead(*read(ahead, behind))
 
 

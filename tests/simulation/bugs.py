@@ -725,7 +725,7 @@ def _snapshot_first() -> Planted:
 
 def _any_server() -> Planted:
     """All servers have one name, so a session that was moved is not noticed."""
-    return _patch(appclient.database.shard, "SERVER_NAME", dict.fromkeys(("mysql", "mariadb"), "'any'"))
+    return _patch(appclient.database.shard, "NAME_IN_SESSION", dict.fromkeys(("mysql", "mariadb"), "'any'"))
 
 
 def _token_read_apart() -> Planted:

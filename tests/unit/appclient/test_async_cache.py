@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appclient import AsyncCache, AsyncLoaderConnection, Explanation, LoaderConnection
-from appclient.connection.awaiting import await_
+from appclient.connection.awaiting import LOOP, await_
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
@@ -32,7 +32,7 @@ class Running:
     def __init__(self) -> None:
         self.now = self.most = 0
 
-    def query(self, *_: Any) -> list[Any]:
+    def run(self, *_: Any) -> list[Any]:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -46,8 +46,10 @@ class Running:
 def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     """The queries of loaders, each of which lets the loop go on."""
     running = Running()
-    monkeypatch.setattr(LoaderConnection, "query", running.query)
-    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(LoaderConnection()), None))
+    monkeypatch.setattr(LoaderConnection, "_run", running.run)
+    monkeypatch.setattr(
+        ShardDatabase, "snapshot", lambda _, load, *__: (load(LoaderConnection(network=LOOP)), None)
+    )
     return running
 
 
@@ -122,7 +124,7 @@ def test_more_reads_than_connections_wait_for_one_another(
     running = Running()
 
     def load(_: Any, lookups: Any, *__: Any) -> list[Loaded]:
-        running.query()
+        running.run()
         return [Loaded(None, {}, ReadOutcome.NO_TOKEN) for _ in lookups]
 
     monkeypatch.setattr(ObjectLoader, "load", load)

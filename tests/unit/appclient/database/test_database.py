@@ -18,7 +18,7 @@ from appclient.database.atleast import demand_commits
 from appclient.database.choice import RETRY_SECONDS
 from appclient.database.database import Database
 from appclient.database.servers import ServerAccess
-from appclient.database.shard import ShardDatabase, _Raised
+from appclient.database.shard import LoaderError, ShardDatabase
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
@@ -213,6 +213,50 @@ def test_the_loaders_own_error_costs_no_connection(
     assert servers.made[0].statements[-1] == "ROLLBACK", "the snapshot is over"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("prices.json"),
+        TimeoutError("of requests"),
+        pymysql.err.OperationalError(2013, "of another database"),
+        SourceUnavailable("another object has no server", hint="is it up?"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_loaders_own_whatever_its_class(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
+    calls: list[LoaderConnection] = []
+
+    def load(connection: LoaderConnection) -> int:
+        calls.append(connection)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        database.snapshot(load)
+    assert caught.value is error
+    assert len(calls) == 1, "no server has failed"
+    assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, True)]
+
+
+def test_a_loader_runs_again_if_our_server_failed_under_it(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
+    calls: list[LoaderConnection] = []
+
+    def load(connection: LoaderConnection) -> str:
+        calls.append(connection)
+        if len(calls) == 1:
+            servers.made[0].trouble = GONE
+            connection.query("SELECT 1")
+        return "loaded"
+
+    assert database.snapshot(load) == ("loaded", None)
+    assert [each.address for each in servers.made] == [FIRST, SECOND]
+
+
 class Interrupted(Exception):
     """What a signal handler raises, wherever the program happens to be."""
 
@@ -311,9 +355,9 @@ def test_an_interrupted_connection_that_counts_as_in_step_is_used_again(
         except Interrupted as error:
             servers.made[0].trouble = None  # the answer is still under way, and nobody looks
             opened.is_in_step = True
-            return _Raised(error)
+            return LoaderError(error)
 
-    monkeypatch.setattr("appclient.database.shard._load", load_anyway)
+    monkeypatch.setattr("appclient.database.shard.run_loader", load_anyway)
     with pytest.raises(AssertionError):
         test_an_interrupted_statement_costs_the_connection(servers, database, monkeypatch, Interrupted())
 
@@ -549,8 +593,9 @@ def test_after_a_failed_read_over_shards_no_connection_is_used_again(
 ) -> None:
     monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
 
-    def load(_: LoaderConnection) -> int:
-        raise GONE
+    def load(connection: LoaderConnection) -> int:
+        servers.made[1].trouble = GONE
+        return len(connection.query("SELECT 1"))
 
     with pytest.raises(SourceUnavailable):
         sharded.snapshot(("shop/-80", "shop/80-"), load)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pymysql
 import pytest
@@ -24,6 +24,29 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     class Connection:
         ctx: Any = None
+        info = "10.11.6-MariaDB"
+        error: Exception | None = None
+        statements: ClassVar[list[str]] = []
+
+        def get_server_info(self) -> str:
+            return self.info
+
+        def cursor(self) -> Self:
+            return self
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+        def execute(self, sql: str) -> None:
+            if self.error is not None:
+                raise self.error
+            self.statements.append(sql)
+
+        def close(self) -> None:
+            self.statements.append("closed")
 
         def __init__(self, **given: Any) -> None:
             options.append(given)
@@ -34,6 +57,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(pymysql, "Connection", Connection)
     return options
+
+
+@pytest.mark.usefixtures("asked")
+def test_no_server_cuts_an_answer_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its global variables say. A vtgate has no such limit, and would hold the variable for the tablets."""
+    monkeypatch.setattr(pymysql.Connection, "statements", [])
+    for info in ("10.11.6-MariaDB", "8.4.6-Vitess"):
+        monkeypatch.setattr(pymysql.Connection, "info", info, raising=False)
+        connect(ServerAddress(LOOPBACK))
+    assert pymysql.Connection.statements == [  # type: ignore[attr-defined]
+        f"SET time_zone = '+00:00', sql_select_limit = {2**63 - 1}",
+        "SET time_zone = '+00:00'",
+    ]
+    monkeypatch.setattr(pymysql.Connection, "error", pymysql.OperationalError(2013, "lost"), raising=False)
+    with pytest.raises(SourceUnavailable, match="lost"):
+        connect(ServerAddress(LOOPBACK))
+    assert pymysql.Connection.statements[-1] == "closed"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("host", [REMOTE, LOOPBACK])

@@ -54,6 +54,7 @@ class Vtgate:
         default_factory=lambda: [("epoch", 3, "", 0), ("me", 3, "", 5_000_000)]
     )
     error: Exception | None = None
+    open: bool = True
     statements: list[str] = field(default_factory=list)
     target: str = ""
     _is_in_transaction: bool = False

@@ -1,0 +1,102 @@
+"""The session in which rows for the cache are read: one value is cached for all, so it must not depend on who reads.
+
+Everything in a session that decides which rows a SELECT finds, and what they hold, is set before the read. The
+statements that return token and rows verify those that would poison an entry. docs/sessions.md has the whole table.
+Used by ``appclient`` for its own connections and for those of the application's pools.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from freshness.database.connection import UNCUT
+from freshness.stream.heartbeat import SERVER_NAME
+
+_MODE: Final = (
+    "CONCAT(REPLACE(REPLACE(REPLACE(@@GLOBAL.sql_mode, 'NO_BACKSLASH_ESCAPES', ''), 'EMPTY_STRING_IS_NULL', ''), "
+    "'PAD_CHAR_TO_FULL_LENGTH', ''), IF(LOCATE('NO_BACKSLASH_ESCAPES', @@SESSION.sql_mode), "
+    "',NO_BACKSLASH_ESCAPES', ''))"
+)
+"""The server's, without what changes values. Its escapes stay those that the driver knows of."""
+
+_COMMON: Final = {
+    "time_zone": "'+00:00'",
+    "autocommit": "1",
+    "sql_mode": _MODE,
+    "sql_select_limit": str(UNCUT),
+    "sql_auto_is_null": "0",
+    "character_set_connection": "'utf8mb4'",
+    "max_sort_length": "@@GLOBAL.max_sort_length",
+    "group_concat_max_len": "@@GLOBAL.group_concat_max_len",
+    "div_precision_increment": "@@GLOBAL.div_precision_increment",
+    "default_week_format": "@@GLOBAL.default_week_format",
+    "lc_time_names": "@@GLOBAL.lc_time_names",
+}
+
+VARIABLES: Final = {
+    "mysql": {
+        **_COMMON,
+        "transaction_isolation": "'REPEATABLE-READ'",
+        "transaction_read_only": "1",
+        "max_execution_time": "{milliseconds:.0f}",
+    },
+    "mariadb": {
+        **_COMMON,
+        "tx_isolation": "'REPEATABLE-READ'",
+        "tx_read_only": "1",
+        "max_statement_time": "{seconds:.3f}",
+    },
+}
+"""The session variables that a read needs, and their values. With autocommit the token's snapshot ends before the
+rows' begins."""
+
+_NOT_RESTORED_BY_ITS_NAME: Final = {"character_set_connection": "collation_connection"}
+"""To set a character set chooses its default collation."""
+
+_VERIFIED: Final = (
+    "@@SESSION.time_zone = '+00:00'",
+    f"@@SESSION.sql_select_limit = {UNCUT}",
+    "@@SESSION.sql_auto_is_null = 0",
+    "@@SESSION.character_set_connection = 'utf8mb4'",
+    "LOCATE('PAD_CHAR_TO_FULL_LENGTH', @@SESSION.sql_mode) = 0",
+    "LOCATE('EMPTY_STRING_IS_NULL', @@SESSION.sql_mode) = 0",
+)
+_VERIFIED_BY_FLAVOR: Final = {
+    "mysql": ("@@SESSION.transaction_isolation = 'REPEATABLE-READ'",),
+    "mariadb": (
+        "@@SESSION.tx_isolation = 'REPEATABLE-READ'",
+        "@@SESSION.system_versioning_asof = 'DEFAULT'",
+    ),
+}
+
+NAME_IN_SESSION: Final = {
+    flavor: f"IF({' AND '.join([*_VERIFIED, *its])}, {SERVER_NAME[flavor]}, NULL)"
+    for flavor, its in _VERIFIED_BY_FLAVOR.items()
+}
+"""The server's name for itself, by flavor; NULL if this very statement runs in a session that is not set up: a
+stored function has changed it, or a proxy has chosen another one."""
+
+
+def set_up_sql(flavor: str, timeout_seconds: float, *, keeps: bool = False) -> str:
+    """One statement that sets the variables of a read. ``timeout_seconds``: bound of each statement, in seconds.
+
+    ``keeps``: whether the session is somebody's and gets its own values again by `put_back_sql`.
+    """
+    values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
+    kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _kept(flavor)] if keeps else []
+    new = [f"SESSION {name} = {value.format(**values)}" for name, value in VARIABLES[flavor].items()]
+    return "SET " + ", ".join([*kept, *new])
+
+
+def put_back_sql(flavor: str) -> str:
+    """The session's variables as they were before `set_up_sql`."""
+    return "SET " + ", ".join(f"SESSION {name} = @freshness_{name}" for name in _kept(flavor))
+
+
+def use_sql(database: str) -> str:
+    """The statement that chooses a database. It takes no parameters."""
+    return f"USE `{database.replace('`', '``')}`"
+
+
+def _kept(flavor: str) -> list[str]:
+    return [_NOT_RESTORED_BY_ITS_NAME.get(name, name) for name in VARIABLES[flavor]]

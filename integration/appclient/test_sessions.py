@@ -1,0 +1,350 @@
+"""A row comes from a session that nobody else has changed: loaders, own pools and servers that try, on real servers.
+
+Each value is compared with what a second process hits, which did nothing odd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import pymysql
+import pytest
+import sqlalchemy
+
+from appclient import AsyncCache, Cache, OwnPool, ReadOutcome, SourceUnsuitable
+from appclient.connection.query import LoaderConnection
+from freshness.errors import ConfigError, ConnectionsExhausted
+from integration.configuration import CUSTOMER
+from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_for_outcome
+from integration.servers import Flavor, Pair
+
+STAMPS = """CREATE TABLE stamps (id INT PRIMARY KEY, at TIMESTAMP NULL, fixed CHAR(10), name VARCHAR(20))
+    CHARSET utf8mb4"""
+OBJECTS = (
+    CUSTOMER
+    + '[objects.stamp]\ntable = "stamps"\n[objects.report]\nkey = ["id"]\nmembers = { stamps = ["id"] }\n'
+)
+NOON = datetime(2026, 6, 1, 12)  # noqa: DTZ001 - TIMESTAMP in UTC
+ZONE_FUNCTION = """CREATE FUNCTION shift_zone() RETURNS INT DETERMINISTIC NO SQL
+    BEGIN SET SESSION time_zone = '-05:00'; RETURN 1; END"""
+
+
+@pytest.fixture(scope="module")
+def systems(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Flavor], System]]:
+    running: dict[Flavor, Any] = {}
+
+    def start(flavor: Flavor) -> System:
+        if flavor not in running:
+            pair: Pair = request.getfixturevalue(f"{flavor}_pair")
+            for name in ("shop", "tenant_b"):
+                pair.primary.execute(f"DROP DATABASE IF EXISTS {name}")
+                pair.primary.execute(f"CREATE DATABASE {name}")
+            pair.primary.execute("GRANT ALL ON tenant_b.* TO app@'%'")
+            pair.primary.execute(CUSTOMERS_TABLE, database="tenant_b")
+            manager = running_system(
+                pair, tmp_path_factory.mktemp(flavor), tables=(CUSTOMERS_TABLE, STAMPS), objects=OBJECTS
+            )
+            system = manager.__enter__()
+            running[flavor] = (manager, system)
+            with pair.primary.setting("log_bin_trust_function_creators", 1):
+                system.execute(ZONE_FUNCTION)
+            system.execute("GRANT EXECUTE ON shop.* TO app@'%'")
+        started: System = running[flavor][1]
+        return started
+
+    yield start
+    for manager, _ in running.values():
+        manager.__exit__(None, None, None)
+
+
+@pytest.fixture
+def system(systems: Callable[[Flavor], System], flavor: Flavor) -> System:
+    system = systems(flavor)
+    for table in ("stamps", "customers"):
+        system.execute(f"DELETE FROM {table}")
+    for number in range(1, 9):
+        system.execute(f"INSERT INTO stamps VALUES ({number}, '2026-06-01 12:00:00', 'x', 'n')")
+        system.execute(f"INSERT INTO customers VALUES ({number}, 'shop', 0)")
+    system.settle()
+    return system
+
+
+@contextmanager
+def opened(system: System, **options: Any) -> Iterator[Cache]:
+    cache = Cache.open(system.config_path, **options)
+    try:
+        yield cache
+    finally:
+        cache.close()
+
+
+def hit(system: System, name: str, key: int) -> Any:
+    """What a process that does nothing odd gets."""
+    with opened(system) as innocent:
+        return innocent.get(name, key)
+
+
+@pytest.mark.parametrize(
+    "statement", ["SET time_zone = '-05:00'", "USE tenant_b", "SET sql_select_limit = 2"]
+)
+def test_a_loader_that_changes_the_session_is_refused(system: System, statement: str) -> None:
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            database.query(statement)
+
+        with pytest.raises(SourceUnsuitable, match="a read of the cache sent"):
+            cache.get("report", 1)
+        with pytest.raises(SourceUnsuitable, match="a read of the cache sent"):
+            cache.database().query(statement)
+        assert cache.get("stamp", 1)["at"] == NOON
+        assert None not in cache.get_many("customer", range(1, 9)).values()
+    assert hit(system, "stamp", 1)["at"] == NOON
+
+
+def test_a_function_that_changes_the_session_poisons_nothing(system: System) -> None:
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            database.query("SELECT shift_zone()")
+            return database.query_one("SELECT at FROM stamps WHERE id = %s", (key,))
+
+        read = cache.get("report", 1, explain=True)
+        assert read.outcome is ReadOutcome.NO_TOKEN, "its own value is of that session, and is not stored"
+        cache.database().query("SELECT shift_zone()")
+        for number in range(2, 6):
+            wait_for_outcome(cache, "stamp", number, [ReadOutcome.FILLED], system.describe)
+            assert hit(system, "stamp", number)["at"] == NOON
+
+
+def test_a_server_that_cuts_answers_makes_no_row_absent(system: System) -> None:
+    with system.pair.replica.setting("sql_select_limit", 2), opened(system) as cache:
+        found = cache.get_many("customer", range(1, 9))
+    assert [number for number, row in found.items() if row is None] == []
+
+
+def test_a_server_with_odd_modes_pads_and_drops_nothing(system: System, flavor: Flavor) -> None:
+    odd = "PAD_CHAR_TO_FULL_LENGTH" + (",EMPTY_STRING_IS_NULL" if flavor == "mariadb" else "")
+    with system.pair.replica.setting("sql_mode", f"'{odd}'"), opened(system) as cache:
+        assert cache.get("stamp", 7)["fixed"] == "x"
+
+
+class Unaware(pymysql.Connection):
+    """A driver that escapes by backslash whatever the session says."""
+
+    def _escape_string(self, s: str) -> str:
+        return pymysql.converters.escape_string(s)
+
+
+def own_pool(
+    system: System, *statements: str, kind: type[Any] = pymysql.Connection
+) -> tuple[dict[str, OwnPool], Any]:
+    """A pool of one connection on which the application sent these before."""
+    port = system.pair.replica.port
+    connection = kind(
+        host="127.0.0.1", port=port, user="app", password="app", database="shop", charset="utf8mb4"
+    )
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+    closed: list[Any] = []
+    pool = OwnPool(lambda: connection, lambda _: None, closed.append, pymysql.Error)
+    return {f"127.0.0.1:{port}": pool}, connection
+
+
+def test_a_pool_in_another_database_reads_the_configured_one(system: System) -> None:
+    system.execute("REPLACE INTO tenant_b.customers VALUES (1, 'tenant b', 0)")
+    system.settle()
+    pools, connection = own_pool(system, "USE tenant_b")
+    with opened(system, pools=pools) as cache:
+        assert cache.get("customer", 1)["name"] == "shop"
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT DATABASE()")
+            assert cursor.fetchall() == (("tenant_b",),), "it is put back"
+    assert hit(system, "customer", 1)["name"] == "shop"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SET sql_select_limit = 2",
+        "SET character_set_connection = latin1",
+        "SET sql_auto_is_null = 1",
+        "SET time_zone = '+05:00'",
+        "SET sql_mode = 'PAD_CHAR_TO_FULL_LENGTH'",
+    ],
+)
+def test_a_pool_with_an_odd_session_fills_right_and_gets_it_back(system: System, statement: str) -> None:
+    globe = "\N{EARTH GLOBE EUROPE-AFRICA}"
+    system.execute(f"UPDATE stamps SET name = '{globe}'")
+    system.settle()
+    pools, connection = own_pool(system, statement)
+    variables = (
+        "SELECT @@sql_select_limit, @@collation_connection, @@sql_auto_is_null, @@time_zone, @@sql_mode"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(variables)
+        before = cursor.fetchall()
+    with opened(system, pools=pools) as cache:
+        assert set(cache.get_many("stamp", range(1, 9))) == set(range(1, 9))
+        rows = cache.database().query("SELECT id, at, fixed FROM stamps WHERE name = %s", (globe,)).rows
+        assert rows == [{"id": number, "at": NOON, "fixed": "x"} for number in range(1, 9)]
+        with connection.cursor() as cursor:
+            cursor.execute(variables)
+            assert cursor.fetchall() == before
+    for number in range(1, 9):
+        assert hit(system, "stamp", number) == {"id": number, "at": NOON, "fixed": "x", "name": globe}
+    connection.close()
+
+
+def test_a_driver_that_escapes_by_another_rule_than_the_session_is_refused(system: System) -> None:
+    """Its parameters would be texts with other ends: rows of other keys, or an injection."""
+    pools, connection = own_pool(system, "SET sql_mode = 'NO_BACKSLASH_ESCAPES'", kind=Unaware)
+    with pytest.raises(SourceUnsuitable, match="NO_BACKSLASH_ESCAPES"):
+        Cache.open(system.config_path, pools=pools)
+    connection.close()
+
+
+def test_the_session_of_a_pool_keeps_the_rule_by_which_its_driver_escapes(system: System) -> None:
+    """The server's own mode would change it behind the driver's back."""
+    with system.pair.replica.setting("sql_mode", "'NO_BACKSLASH_ESCAPES'"):
+        pools, connection = own_pool(system, "SET sql_mode = ''", kind=Unaware)
+        with opened(system, pools=pools) as cache:
+            asked = "\\' OR 1 = 1 #"
+            assert cache.database().query("SELECT %s AS text", (asked,)).rows == [{"text": asked}]
+    connection.close()
+
+
+def test_a_table_as_of_the_past_is_refused(system: System, flavor: Flavor) -> None:
+    if flavor == "mysql":
+        return  # it has no such variable
+    pools, connection = own_pool(system, "SET system_versioning_asof = '2020-01-01 00:00:00'")
+    with opened(system, pools=pools) as cache:
+        read = cache.get("customer", 1, explain=True)
+    assert read.value["name"] == "shop", "the next server has it"
+    connection.close()
+
+
+def test_queries_of_one_loader_in_threads_get_their_own_answers(system: System) -> None:
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            found: dict[int, Any] = {}
+
+            def ask(number: int) -> None:
+                [row] = database.query("SELECT %s AS n, SLEEP(0.001)", (number,))
+                found[number] = row["n"]
+
+            threads = [threading.Thread(target=ask, args=(number,)) for number in range(20)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            return [found[number] for number in range(20)]
+
+        for key in range(1, 9):
+            assert cache.get("report", key) == list(range(20))
+            assert hit(system, "customer", key)["name"] == "shop"
+
+
+def test_work_that_outlives_its_loader_ends_with_it(system: System) -> None:
+    """The loader's own error comes out, and what it left under way spoils no connection of the process."""
+
+    async def run() -> None:
+        cache = await AsyncCache.open(system.config_path)
+
+        @cache.loader("report")
+        async def load(database: Any, key: int) -> Any:
+            async def prices() -> Any:
+                await asyncio.sleep(0.05)
+                raise ValueError("no prices")
+
+            return await asyncio.gather(database.query("SELECT SLEEP(4)"), prices())
+
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no prices"):
+                await cache.get("report", 1)
+            assert (await cache.get("customer", 2))["name"] == "shop"
+        await cache.close()
+
+    asyncio.run(run())
+
+
+def test_a_query_after_the_end_of_its_loader_raises(system: System) -> None:
+    kept: list[LoaderConnection] = []
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            kept.append(database)
+            return database.query("SELECT 1 AS one")
+
+        assert cache.get("report", 1) == [{"one": 1}]
+        with pytest.raises(ConfigError, match="after the loader's end"):
+            kept[0].query("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("prices"),
+        TimeoutError("of prices"),
+        pymysql.err.OperationalError(2013, "of another database"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_loaders_own_error_comes_out_once(system: System, error: Exception) -> None:
+    calls: list[int] = []
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            calls.append(key)
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            cache.get("report", 1)
+        assert caught.value is error
+        assert calls == [1]
+
+
+def test_an_exhausted_pool_is_waited_for_once(system: System) -> None:
+    port = system.pair.replica.port
+    engine = sqlalchemy.create_engine(
+        f"mysql+pymysql://app:app@127.0.0.1:{port}/shop?charset=utf8mb4",
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=0.05,
+    )
+    waits: list[int] = []
+    take = engine.raw_connection
+
+    def raw_connection() -> Any:
+        waits.append(1)
+        return take()
+
+    engine.raw_connection = raw_connection  # type: ignore[method-assign]
+    with opened(system, pools={f"127.0.0.1:{port}": engine}) as cache:
+        with engine.connect():
+            waits.clear()
+            with pytest.raises(ConnectionsExhausted, match="no connection left"):
+                cache.database().query("SELECT 1")
+        assert len(waits) == 1
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            return [database.query_one("SELECT 1 AS one"), cache.get("customer", key)["name"]]
+
+        assert cache.get("report", 1) == [{"one": 1}, "shop"], "a read inside another one waits for nobody"
+    engine.dispose()

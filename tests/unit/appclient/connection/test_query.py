@@ -1,0 +1,154 @@
+"""A loader's view of its connection: which statements it may send, whose turn it is, and when it is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from appclient.connection.query import LoaderConnection, require_read
+from freshness.errors import ConfigError, SourceUnsuitable
+
+
+class Rows(LoaderConnection):
+    """``run`` answers each query."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Callable[[str], list[Any]] = lambda _: []) -> None:
+        super().__init__()
+        self.run = run
+
+    def _run(self, sql: str, params: Any) -> list[Any]:
+        return self.run(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1",
+        "select 1",
+        "  (SELECT 1) UNION (SELECT 2)",
+        "/* name */ SELECT 1",
+        "-- name\n# more\nSELECT 1",
+        "WITH c AS (SELECT 1) SELECT * FROM c",
+        "VALUES (1), (2)",
+        "VALUES ROW(1)",
+        "TABLE customers",
+        "SHOW TABLES",
+        "EXPLAIN SELECT 1",
+    ],
+)
+def test_a_statement_that_reads(sql: str) -> None:
+    require_read(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SET time_zone = '-05:00'",
+        "set sql_select_limit = 2",
+        "/* name */ SET NAMES latin1",
+        "/*!50000 SET time_zone = '-05:00' */",
+        "/*M! SET time_zone = '-05:00' */ SELECT 1",
+        "USE tenant_b",
+        "CREATE TEMPORARY TABLE customers (id INT)",
+        "LOCK TABLES customers READ",
+        "START TRANSACTION",
+        "COMMIT",
+        "CALL change()",
+        "PREPARE s FROM 'SELECT 1'",
+        "DO GET_LOCK('a', 1)",
+        "SELECTED",
+        "",
+    ],
+)
+def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
+    opened = Rows()
+    with pytest.raises(SourceUnsuitable, match="a read of the cache sent"):
+        opened.query(sql)
+    assert opened.failure is None, "it is the loader's own error"
+    assert opened.is_in_step
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT @n := 5", "SELECT 1 INTO @n", "SELECT GET_LOCK('a', 1)", "SELECT LAST_INSERT_ID(7)"]
+)
+def test_a_connection_with_something_left_in_its_session_is_not_lent_again(sql: str) -> None:
+    opened = Rows()
+    opened.query("SELECT LAST_INSERT_ID()")
+    assert opened.is_reusable
+    opened.query(sql)
+    assert not opened.is_reusable
+
+
+def test_threads_of_one_loader_take_turns() -> None:
+    running, most = [0], [0]
+    both = threading.Barrier(8)
+
+    def run(sql: str) -> list[str]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        threading.Event().wait(0.001)
+        running[0] -= 1
+        return [sql]
+
+    opened = Rows(run)
+    found: dict[str, list[Any]] = {}
+
+    def ask(number: int) -> None:
+        both.wait()
+        found[f"SELECT {number}"] = opened.query(f"SELECT {number}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert most[0] == 1
+    assert found == {sql: [sql] for sql in found}
+    assert len(found) == 8
+
+
+def test_a_query_after_the_loaders_end_is_refused() -> None:
+    opened = Rows()
+    opened.end()
+    with pytest.raises(ConfigError, match="after the loader's end"):
+        opened.query("SELECT 1")
+
+
+def test_the_end_waits_for_a_query_that_is_under_way() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def run(_: str) -> list[Any]:
+        begun.set()
+        goes_on.wait()
+        return []
+
+    opened = Rows(run)
+    orphan = threading.Thread(target=opened.query, args=("SELECT SLEEP(4)",))
+    orphan.start()
+    begun.wait()
+    ender = threading.Thread(target=opened.end)
+    ender.start()
+    while not opened._gate.waiting:
+        threading.Event().wait(0.001)
+    assert ender.is_alive()
+    goes_on.set()
+    ender.join()
+    orphan.join()
+    assert not opened.is_in_step, "its answer is nobody's"
+
+
+def test_after_an_interruption_nothing_is_asked() -> None:
+    def run(_: str) -> list[Any]:
+        raise KeyboardInterrupt
+
+    opened = Rows(run)
+    with pytest.raises(KeyboardInterrupt):
+        opened.query("SELECT 1")
+    with pytest.raises(ConfigError, match="after an interruption"):
+        opened.query("SELECT 1")
+    assert not opened.is_in_step
