@@ -103,7 +103,7 @@ def memcached() -> Iterator[Memcached]:
 
 @pytest.fixture
 def port() -> int:
-    """Where a test's own program is to listen."""
+    """A free port for a test's own program."""
     return find_free_port()
 
 

@@ -113,7 +113,7 @@ def run_cli(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 
 
 def call_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The same inside this process, which is a second quicker: for verbs that end by themselves."""
+    """The same inside this process, which is a second quicker: for verbs that end without a signal."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     code: int | str | None = 0
     with (
@@ -173,7 +173,7 @@ class System:
         return f"{states}\n{self.invalidator.log()[-LOG_TAIL_CHARACTERS:]}"
 
     def lives(self) -> dict[str, str]:
-        """By node. Where the machine is slow a lease may lapse: a node tells its life when it is open again."""
+        """By node. On a slow machine a lease may lapse; a node reports its life again once it is open."""
 
         def find() -> dict[str, str] | None:
             found = {node["node"]: node["life"] for node in self.status() if "life" in node}
@@ -192,7 +192,7 @@ class System:
         wait_until(is_open, f"{wanted} nodes are open", self.describe)
 
     def wait_new_life(self, node: Memcached, former: str) -> None:
-        """Return when the node is open in another life than ``former``."""
+        """Return when the node is open in another life."""
 
         def is_reborn() -> bool:
             states = {each["node"]: (each["state"], each.get("life")) for each in self.status()}
@@ -224,7 +224,7 @@ class System:
         ).contains(head)
 
     def wait_resumable(self) -> None:
-        """Return when the resume copies, which are written every second, have the primary's head of now."""
+        """Return when the resume copies, which are written every second, have the primary's current head."""
         primary = self.pair.primary
         with primary.connect() as connection:
             head = executed_position(connection, primary.flavor)
@@ -251,7 +251,7 @@ class System:
         return locate_key(self.config, self.registry, name, [str(part) for part in key])
 
     def find_item(self, name: str, *key: Any) -> Item | None:
-        """What is under an entry's key, read without any of the reading procedure; None where there is nothing."""
+        """The item under an entry's key, without the reading procedure; None if there is none."""
         subject = self.subject(name, *key)
         return self.find_raw(subject.node, subject.item)
 

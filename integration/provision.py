@@ -96,7 +96,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
 
 
 def find_root_prefix() -> list[str] | None:
-    """What to put before a command to run it as root: nothing, sudo, or None where neither is possible."""
+    """The prefix that runs a command as root: nothing, sudo, or None if neither is possible."""
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
@@ -241,7 +241,7 @@ def make_venv(python: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AptSource:
-    """Where the machine's own packages come from. ``keyring`` is empty where the source names none."""
+    """The source of the machine's own packages. ``keyring`` is empty if the source names none."""
 
     uri: str
     suites: tuple[str, ...]
@@ -291,7 +291,7 @@ def mysql_command(unpacked: Unpacked) -> list[str]:
 
 
 def find_provisioned(name: str, what: str) -> Path:
-    """The folder of servers in the cache. Raises `ProvisionFailed` where they are not there, or not whole."""
+    """The folder of servers in the cache. Raises `ProvisionFailed` if it is missing or incomplete."""
     directory = cache_directory() / name
     if not (directory / "provisioned").exists():
         raise ProvisionFailed(f"{what} not provisioned: nothing in {directory}")
@@ -299,7 +299,7 @@ def find_provisioned(name: str, what: str) -> Path:
 
 
 def find_mysql() -> Unpacked:
-    """The MySQL that `provision_mysql` unpacked. Raises `ProvisionFailed` where there is none."""
+    """The MySQL that `provision_mysql` unpacked. Raises `ProvisionFailed` if it is missing."""
     return Unpacked(find_provisioned("mysql", "MySQL is"))
 
 
@@ -427,7 +427,7 @@ def provision_mysql() -> None:
 
 
 def find_newer() -> Path:
-    """The folder of programs that `provision_newer` made. Raises `ProvisionFailed` where there is none."""
+    """The folder of programs that `provision_newer` made. Raises `ProvisionFailed` if it is missing."""
     return find_provisioned("newer", "newer servers are") / "bin"
 
 
@@ -471,12 +471,12 @@ def provision_newer() -> None:
 
 
 def find_older() -> Path:
-    """The folder of the MySQL that `provision_older` unpacked. Raises `ProvisionFailed` where there is none."""
+    """The folder of the MySQL that `provision_older` unpacked. Raises `ProvisionFailed` if it is missing."""
     return find_provisioned("older", "an older MySQL is")
 
 
 def older_command(directory: Path) -> list[str]:
-    """mysqld with the paths that it would look for where it was built to be."""
+    """mysqld with explicit paths, which would otherwise be those of its build."""
     return [
         str(directory / "bin/mysqld"),
         "--no-defaults",
@@ -526,7 +526,7 @@ def write_program(path: Path, command: Sequence[str]) -> None:
 
 
 def find_vitess() -> Path:
-    """The folder of the programs that `provision_vitess` built. Raises `ProvisionFailed` where there is none."""
+    """The folder of the programs that `provision_vitess` built. Raises `ProvisionFailed` if it is missing."""
     directory = cache_directory() / "vitess"
     stamp = directory / "provisioned"
     if not stamp.exists() or stamp.read_text() != _vitess_identity():
@@ -584,7 +584,7 @@ def vitess_version() -> str:
 
 
 def find_kafka() -> Path:
-    """The folder of the broker's libraries. Raises `ProvisionFailed` where there is none of this version."""
+    """The folder of the broker's libraries. Raises `ProvisionFailed` if this version is missing."""
     directory = cache_directory() / "kafka"
     stamp = directory / "provisioned"
     if not stamp.exists() or stamp.read_text() != _kafka_identity():

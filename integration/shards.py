@@ -1,7 +1,7 @@
 """A sharded keyspace on private servers, and resharding of it while somebody writes.
 
-`start_shards` starts shards, each a primary with its replicas; `ShardRouter` sends a write where its keyspace id
-belongs. A reshard goes in steps, so that a test can look on, or kill somebody, between any two:
+`start_shards` starts shards, each a primary with its replicas; `ShardRouter` sends a write to the shard of its
+keyspace id. A reshard goes in steps, so that a test can look on, or kill somebody, between any two:
 
     reshard = prepare_replicated(cluster, sources, names)   # or prepare_copied
     stop_writes(reshard)                # the sources are read-only, writers wait in the router
@@ -187,7 +187,7 @@ def start_shards(
 class ShardRouter:
     """Sends each write to the shard of its keyspace id, and holds it back while that one is read-only.
 
-    For several threads. Raises `ServerFailed` where the shards do not hold every keyspace id exactly once.
+    For several threads. Raises `ServerFailed` unless the shards hold every keyspace id exactly once.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -272,7 +272,7 @@ class Writer(threading.Thread):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is written meanwhile, and what was written is committed."""
+        """Nothing is written until the block ends; earlier writes are committed."""
         with self._pause:
             yield
 
@@ -367,7 +367,7 @@ def prepare_replicated(cluster: Cluster, sources: Sequence[Shard], names: Sequen
         followed = reshard.sources_of(destination)
         if len(followed) > 1:
             # Sources without a common past have a heartbeat table with an epoch row each: the second replaces the
-            # first. To filter the table instead would leave gaps in MariaDB's log, where nobody can resume.
+            # first. Filtering the table instead would leave gaps in MariaDB's log, at which no consumer can resume.
             destination.primary.execute(f"SET GLOBAL {mode} = 'IDEMPOTENT'")
         for source in followed:
             destination.primary.add_source(f"shard_{source.number}", source.primary)

@@ -21,8 +21,8 @@ class TestedOn:
     """Counts passed tests by server. ``path``: JSON, product → version → number of tests.
 
     A test counts for the servers that it started itself and for the pair that it was given, so servers of a fixture
-    of more than one test count for the first alone: a number is at least so many. A version that the run had takes
-    the place of its former number, and others stay.
+    of more than one test count for the first alone: a number is a lower bound. The number of a version that the run
+    had replaces its previous number, and the others stay.
     """
 
     __test__ = False  # for pytest: no class of tests

@@ -1,7 +1,7 @@
 """The application's side on real servers: hits, fills, refusals, tokens. One running system for each flavor.
 
-Each test has keys of its own. What a test says of a value after an invalidation it says after `wait_covered`: from
-then on no hit and no fill may lack the change (I1).
+Each test has its own keys. Assertions about a value after an invalidation run after `wait_covered`: from then on no
+hit and no fill may lack the change (I1).
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ class SplitCursor:
 def test_token_and_rows_of_two_servers_are_not_stored(
     system: System, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F107: the primary's position with rows of a replica that has stopped: stored, they would be old for ever."""
+    """F107: the primary's position with rows of a stopped replica; if stored, they would stay stale."""
     insert(system, 270, 271)
     insert_orders(system, 270)
     wait_for_hits(cache, "customer", [270], system.describe)
@@ -661,7 +661,7 @@ def test_a_token_tells_whether_rows_are_known_to_be_fresher(system: System, cach
     assert database.query("SELECT 1", compare_event_token=str(token)).extras.fresher is True
     system.pair.replica.stop_replication()
     try:
-        # A later token, taken where the change is visible already: the replica is not known to have it.
+        # A later token, taken when the change is already visible: nothing says that the replica has it.
         system.execute("INSERT INTO orders VALUES (900, NULL, 1)")
         system.wait_covered()
         [node, *_] = system.status()

@@ -1,4 +1,4 @@
-"""Reads that are cancelled where they wait, on real servers: no connection is ever one answer behind (F46)."""
+"""Reads that are cancelled while they wait, on real servers: no connection ever lags one answer behind (F46)."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def outcomes_of(cache: Cache, keys: Sequence[Key]) -> list[str]:
 
 
 def test_a_member_row_that_moves_by_one_column_of_its_key(system: System, cache: Cache) -> None:
-    """The former and the new owner are invalidated, and no other. NULL in either column is no owner."""
+    """The previous and the new owner are invalidated, nobody else. A row with NULL in either column has no owner."""
     first, slug, tenant = keys = [(5, "a"), (5, "b"), (6, "a")]
     system.execute("INSERT INTO pages (tenant_id, slug, v) VALUES (5, 'a', 1), (5, 'b', 2), (6, 'a', 3)")
     system.execute("INSERT INTO blocks VALUES (51, 'a', 5, 0)")
@@ -116,8 +116,7 @@ def is_sound(key: Key, value: dict[str, Any], least: int, newest: int) -> bool:
 
 
 def test_race_of_a_writer_and_readers(system: System, cache: Cache) -> None:
-    """After each acknowledgement every hit and every fill has the change (I1): the block has left its former owner,
-    and is with the new one."""
+    """After each acknowledgement every hit and every fill has the change (I1): the block moved to its new owner."""
     keys = sorted(set(PLACES))
     system.execute("INSERT INTO blocks VALUES (71, 'a', 7, 0)")
     system.settle()

@@ -1,9 +1,10 @@
 """Equal for the database, so the same item: every type and collation that can be a key, on real servers.
 
-Tables are filled with whatever a server makes of values of all kinds. Then rows are asked for by every spelling that
-the library accepts: one by one, many at once, by composites, over a primary key, an index, and no index. Where a key
-has exact columns, a row that it finds has its item: else "no such row", or a composite, would be stored where no
-invalidation finds it. The invalidator's items of the same rows, from the binary log, are those of the rows' keys.
+Tables are filled with whatever a server makes of values of all kinds. Then rows are read by every spelling that the
+library accepts: one by one, many at once, by composites, over a primary key, an index, and no index. If a key has
+exact columns, each row that it finds must have its item; otherwise "no such row", or a composite, would be stored
+out of reach of any invalidation. The invalidator's items of the same rows, from the binary log, are those of the
+rows' keys.
 
 All exact columns come first. Then columns and groups of them are drawn for FRESHNESS_KEYS_SECONDS (5) on each server,
 from the seed FRESHNESS_KEYS_SEED ("1").
@@ -316,8 +317,8 @@ def text_types(connection: Connection, chance: random.Random) -> tuple[list[Type
 @dataclass(frozen=True)
 class Table:
     """A table with the columns ``types`` as its primary key, and the first of them twice more: ``i`` has an index,
-    ``n`` has none. A composite has the key of each of these two, and where there are several types, one has the
-    columns of the primary key in the other order."""
+    ``n`` has none. A composite has the key of each of these two; with several types, another one has the columns of
+    the primary key in the other order."""
 
     name: str
     types: Sequence[Type]
@@ -424,7 +425,7 @@ class World:
         return Lookup(definition.policy, "", key.item, definition.identity(key), asked, key.is_exact)
 
     def load(self, definition: ObjectDefinition, lookups: Sequence[Lookup]) -> list[Loaded] | None:
-        """None where the server refuses the question, which stores nothing."""
+        """None if the server refuses the query, which stores nothing."""
         ((table, columns),) = definition.columns_by_table.items()
         names = [column.name for column in columns]
         condition = " AND ".join(f"{name} = %s" for name in names)

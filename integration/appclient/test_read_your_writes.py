@@ -193,7 +193,7 @@ def read(cache: Cache, key: int, at_least: CommitToken | None) -> tuple[int, Rea
     return answer.value["v"], answer.outcome
 
 
-# -- where a read goes ---------------------------------------------------------------------------------
+# -- which server a read uses --------------------------------------------------------------------------
 
 
 def test_a_read_waits_for_the_replica_and_then_goes_to_the_primary(system: System, tmp_path: Path) -> None:

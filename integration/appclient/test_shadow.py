@@ -1,4 +1,4 @@
-"""Shadow reads on real servers, with threads and on an event loop: what is served, and that lag is no difference."""
+"""Shadow reads on real servers, with threads and on an event loop: what they serve, and silence about lag alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from integration.servers import Pair
 
 KEYS = range(1, 5)
 CACHE = {"shadow": 1.0, "lease_seconds": 20, "max_staleness_seconds": 90}
-"""Leases outlive a pause of the invalidator: old values are hits meanwhile."""
+"""Leases outlive a pause of the invalidator, so old values are still hits during it."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def test_the_database_is_served_and_lag_is_no_difference(pair: Pair, tmp_path: P
         assert reader.get(1) == {"id": 1, "name": "n1", "v": 0}
         assert reader.count("equal") == equal + 1
 
-        # A fault: the right value is served, the wrong one is told, and stays where it is.
+        # A fault: the right value is served; the wrong one is reported and stays in the cache.
         plant(system.config, system.registry, "customer", 2, lambda value: {**value, "name": "planted"})
         planted = system.find_item("customer", 2)
         wait_until(
@@ -126,7 +126,7 @@ def test_the_database_is_served_and_lag_is_no_difference(pair: Pair, tmp_path: P
             system.invalidator.resume()
         system.settle()
         assert reader.count("failed") == 0
-        # The planted one was a hit meanwhile, the others differ by lag alone.
+        # The planted one was a hit during the pause; the others differ by lag alone.
         for key in (1, 3, 4):
             differs = reader.count("differs")
             reader.get(key)

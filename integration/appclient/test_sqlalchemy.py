@@ -157,7 +157,7 @@ class Application:
         self.statements.append(statement)
 
     def outcomes(self, function: Callable[[], Any]) -> list[ReadOutcome]:
-        """Those of the reads that the cache was asked for meanwhile."""
+        """The outcomes of the cache reads that ``function`` makes."""
         self.seen.clear()
         function()
         return [each.outcome for each in self.seen]

@@ -258,7 +258,7 @@ def test_workers_of_gunicorn_are_counted_together(system: System, tmp_path: Path
 
 
 class Traced:
-    """An SDK of one test, and what it was told."""
+    """An SDK for one test, and what it recorded."""
 
     def __init__(self, *, shows_keys: bool = False) -> None:
         self.exporter = InMemorySpanExporter()

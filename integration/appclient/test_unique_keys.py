@@ -124,7 +124,7 @@ SWAP: Final = ((1, "tmp"), (2, "a"), (1, "b"))
 
 
 def test_a_key_that_moves_from_one_row_to_another(system: System, cache: Cache) -> None:
-    """Both images name their key, also where a row passes through a key within a transaction."""
+    """Both images name their key, even if a row holds a key only within a transaction."""
     change(
         system,
         "INSERT INTO users (id, handle, tenant, slug) VALUES (1, 'a', 7, 'a'), (2, 'b', 7, 'b'), (3, 'c', 8, 'a')",

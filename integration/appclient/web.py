@@ -1,4 +1,4 @@
-"""A WSGI application with a cache, as a module of an application has it: made where the module is imported."""
+"""A WSGI application with a cache that is made when the module is imported, as in an application's own module."""
 
 from __future__ import annotations
 

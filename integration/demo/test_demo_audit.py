@@ -98,7 +98,7 @@ def test_what_the_audit_finds_poisoned_at_the_end_is_what_the_demo_finds(
     poisoned = {
         f"{name}:{key}:{number}" for key, number in (p.key for p in result.strategies[name].verdict.poisoned)
     }
-    # A delete has no version: where it and a set came within milliseconds, no clock tells which was first
+    # A delete has no version: if it and a set came within milliseconds, no clock can order them
     assert left - close == poisoned - close
     assert len(poisoned & close) <= len(poisoned) / 10
     assert poisoned, "a replica that lags poisons these caches, or the demo shows nothing"

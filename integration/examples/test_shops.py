@@ -222,7 +222,7 @@ def workers_of(running: RunningShop) -> set[int]:
     """The process ids of those that serve. uvicorn has a helper of multiprocessing beside them."""
     found = set()
     for child in psutil.Process(running.server.pid).children():
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # it may have ended
             if "resource_tracker" not in " ".join(child.cmdline()):
                 found.add(child.pid)
     return found

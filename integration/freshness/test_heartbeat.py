@@ -78,7 +78,7 @@ def test_the_watermark_is_the_previous_beat_of_this_session(server: DatabaseServ
 
 
 def test_a_former_topology_beats_no_more(server: DatabaseServer) -> None:
-    """F102: an invalidator with a former file gets no heartbeat, so it opens no node, whatever nodes have lost."""
+    """F102: an invalidator with an old file gets no heartbeat, so it opens no node, whatever nodes have lost."""
     former = writer_of(server, "former", namespace="shop")
     elsewhere = writer_of(server, "elsewhere", namespace="other")
     present = writer_of(server, "present", namespace="shop", topology=3)

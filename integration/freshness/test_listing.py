@@ -1,4 +1,4 @@
-"""The keys of a real node are all listed, whatever happens to it meanwhile, or the list is an error."""
+"""Listing a real node returns all its keys, whatever happens to it during the listing, or fails."""
 
 from __future__ import annotations
 

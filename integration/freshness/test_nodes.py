@@ -185,7 +185,7 @@ def test_a_server_with_any_options_serves(
 def test_a_server_that_keeps_its_memory_in_a_file_is_refused(
     started: Callable[..., Memcached], tmp_path: Path
 ) -> None:
-    """F100: a clean stop and a start would bring everything back, with whatever was invalidated meanwhile."""
+    """F100: a clean stop and start would bring everything back, even what was invalidated in between."""
     node = MemcachedNode(started("-e", str(tmp_path / "memory")).address)
     for _ in range(2):
         with pytest.raises(NodeUnsuitable, match=f"keeps its memory in {tmp_path}/memory") as caught:
@@ -231,8 +231,8 @@ def test_a_full_server_evicts_stripes_as_all_else(started: Callable[..., Memcach
 
 
 def test_a_server_that_never_evicts_refuses_appends(started: Callable[..., Memcached]) -> None:
-    """F93: an append that is refused is no append, nor is any other of its flow; a CAS is refused, and its former
-    item is gone; a quiet add fails its flow."""
+    """F93: a refused append appends nothing, nor does the rest of its flow; a CAS is refused and its previous item is
+    gone; a quiet add fails its flow."""
     node = MemcachedNode(started("-M", "-m", "6").address)
     names = [b"!%x" % number for number in range(3000)]
     node.perform([Add(name, b"s" * 60, 0) for name in names])
@@ -498,7 +498,7 @@ def test_a_redis_that_evicts_serves(started_redis: Callable[..., Redis], policy:
 
 
 def test_a_full_redis_refuses(started_redis: Callable[..., Redis]) -> None:
-    """Nothing is evicted and nothing is stored: an append is no append, and its stripe can still be deleted."""
+    """Nothing is evicted and nothing is stored: an append does nothing, and its stripe can still be deleted."""
     server = started_redis("--maxmemory-policy", "noeviction")
     node = RedisNode(server.address)
     node.perform([Add(b"!1", b"s", 0), Add(b"k0", b"v", 0), Add(b"record", b"v", 0, is_bound=True)])

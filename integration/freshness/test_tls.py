@@ -179,7 +179,7 @@ def test_a_password_goes_through_tls_without_rsa(
 
 
 def test_a_server_without_tls_hears_nothing_from_a_client_that_demands_it() -> None:
-    # MariaDB makes a certificate of its own from 11.4 on, where none is given.
+    # From 11.4 on, MariaDB makes its own certificate if none is given.
     with MariadbServer(options=("--skip-ssl",)) as server:
         before = _failed_logins(server)
         with pytest.raises(SourceUnsuitable, match="SSL is required") as caught:

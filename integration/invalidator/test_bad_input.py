@@ -1,7 +1,7 @@
 """Everything that people get wrong: each a clear error with the right exit code, or a cache that stays correct.
 
-Of every message: what, where, what to do; no traceback, no password. What cannot be refused at the start (a node
-that is down, foreign bytes, values that are too large) must leave the answers right.
+Each message says what is wrong, in which place, and what to do; it has no traceback and no password. Faults that
+the start cannot refuse (a node that is down, foreign bytes, values that are too large) must leave the answers right.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def test_the_http_port_is_taken(primary: DatabaseServer, tmp_path: Path) -> None
 
 
 def test_a_node_that_is_unreachable_at_the_start(pair: Pair, tmp_path: Path) -> None:
-    """The invalidator keeps trying; the other node works meanwhile."""
+    """The invalidator keeps trying; the other node works all the time."""
     pair.primary.execute(CUSTOMERS_TABLE, database="shop")
     with Memcached() as up, Memcached() as down:
         path = write_config(

@@ -574,7 +574,7 @@ def test_close_ends_an_idle_stream_and_poll_says_so(server: DatabaseServer) -> N
 
 
 def poll_until_error(source: BinlogSource, received: list[Transaction]) -> None:
-    """Collect until the stream raises; return, so that the test fails, where it does not."""
+    """Collect until the stream raises; return if it does not, so that the test fails."""
     deadline = time.monotonic() + ARRIVES_SECONDS
     while time.monotonic() < deadline:
         received += source.poll(1.0, 100)

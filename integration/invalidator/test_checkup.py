@@ -148,7 +148,7 @@ def test_nodes(primary: DatabaseServer, memcached: Memcached, tmp_path: Path) ->
 
 
 def test_a_node_that_a_neighbour_has_filled_is_told_as_such(primary: DatabaseServer, tmp_path: Path) -> None:
-    """Where the node may not evict, it cannot take a record; no proxy and no other invalidator is in the way."""
+    """A node that may not evict cannot take a record; the log blames neither a proxy nor another invalidator."""
     with Memcached(memory_mb=2, options=("-M",)) as node:
         path = config_of(tmp_path, primary, node.address)
         assert not any(each["code"] == "F115" for each in check(path)[1])

@@ -186,7 +186,7 @@ def test_a_foreign_key_that_is_new(server: DatabaseServer) -> None:
 
 
 def test_a_child_whose_parent_was_deleted_is_not_served(pair: Pair, tmp_path: Path) -> None:
-    """The parent's rows are read for keys alone, and by the fast track where the log is whole."""
+    """The parent's rows are read for keys alone; the fast track reads them if the log is whole."""
     with running_system(
         pair, tmp_path, tables=(CUSTOMERS_TABLE, ORDERS, LINES), objects=CUSTOMER + ORDER + LINE
     ) as system:

@@ -53,7 +53,7 @@ def test_what_was_there_is_gone_and_comes_back_from_the_database(system: System)
 
 
 def test_what_is_older_is_not_stored_again(system: System) -> None:
-    """Also where no event of the stream says that the key has changed."""
+    """Even if no event of the stream says that the key has changed."""
     system.execute("INSERT INTO customers VALUES (1, 'n', 0)")
     cache = system.open_cache()
     system.settle()

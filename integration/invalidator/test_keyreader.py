@@ -105,7 +105,7 @@ def decode(flavor: str, packets: Sequence[bytes], definitions: Mapping[str, Obje
 
 
 def items_of_full(rows: ChangedRows, definitions: Mapping[str, ObjectDefinition]) -> set[bytes] | None:
-    """None where the full decoding gives no key for a row."""
+    """None if the full decoding gives no key for a row."""
     if rows.problem:
         return None
     try:
@@ -255,7 +255,7 @@ def define(connection: Connection, names: tuple[str, ...]) -> ObjectDefinition |
     except ConfigError as error:
         if "it is in" not in str(error) and "is in" not in str(error):
             return None
-        # A character set that the configuration refuses and the log tells.
+        # A character set that the configuration refuses and the log reports.
         with connection.cursor() as cursor:
             cursor.execute("SHOW KEYS FROM shop.goods WHERE Key_name = 'PRIMARY'")
             names = names or tuple(str(row[4]) for row in cursor.fetchall())
@@ -561,7 +561,7 @@ def test_both_kinds_of_source_find_the_same_keys(pair: Pair, piece_rows: int | N
         by_rows, raised_by_rows = rows[position]
         # Pieces of keys are smaller, and what is raised is raised in each.
         assert raised == raised_by_rows or (piece_rows and raised > raised_by_rows), position
-        # Where a table is raised, what else is known of it does not matter.
+        # If a table is raised, nothing else about it matters.
         assert items_of_keys == by_rows or raised, position
     assert sum(len(items) for items, _ in keyed.values()) > 60
 

@@ -111,7 +111,7 @@ def look_at_one_that_waits(path: Path, port: int, database: int) -> None:
 
 
 def test_a_process_waits_for_its_only_database(flavor: Flavor, memcached: Memcached, tmp_path: Path) -> None:
-    """And ends when it is told to."""
+    """While it waits, SIGTERM ends it."""
     other = make_database(flavor, server_id=7)
     try:
         other.start()

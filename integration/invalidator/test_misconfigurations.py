@@ -1,7 +1,7 @@
-"""`invalidator check` finds each way to set a system up wrongly, on real servers, and nothing where all is right.
+"""`invalidator check` finds each way to set a system up wrongly, on real servers, and nothing in a correct system.
 
-Each case makes one mistake in a system that is right, and expects the rules that find it, no other ones. Where a
-finding has statements, they are run where it says, and the finding must be gone. The list is complete:
+Each case makes one mistake in a correct system and expects exactly the rules that find it. If a finding has
+statements, they are run on the server that it names, and the finding must be gone. The list is complete:
 `test_each_rule_has_a_case`.
 """
 

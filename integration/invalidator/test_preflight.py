@@ -230,7 +230,7 @@ def test_each_right_that_heartbeats_need(server: DatabaseServer) -> None:
 
 
 def test_a_domain_that_the_log_does_not_have_is_not_demanded(mariadb_pair: Pair) -> None:
-    """Domains of a former source stay in gtid_slave_pos for ever; no stream brings them (F113)."""
+    """gtid_slave_pos keeps the domains of a previous source forever; no stream brings them (F113)."""
     with own_server("mariadb") as server:
 
         def head() -> Position:

@@ -1,4 +1,4 @@
-"""The prober on real servers: a planted fault is found and removed, and lag alone is no alarm (F52)."""
+"""The prober on real servers: it finds and removes a planted fault, and raises no alarm over lag alone (F52)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 KEYS = range(1, 9)
 SCALES = (0.3, 2.0)
 PATIENT: Final[dict[str, Any]] = {"lease_seconds": 10, "max_staleness_seconds": 40}
-"""Leases that outlive a pause of the invalidator: old values are served meanwhile, within the bound."""
+"""Leases that outlive a pause of the invalidator: old values are served during it, within the bound."""
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def test_an_old_value_that_is_written_by_hand_is_found_at_the_scale_of_its_chang
 
 @pytest.mark.slow
 def test_lag_alone_is_no_alarm(pair: Pair, tmp_path: Path) -> None:
-    """The replica stands still, then the invalidator; old values are served meanwhile, and go by themselves."""
+    """The replica stands still, then the invalidator; old values are served, within the bound, and then disappear."""
     with (
         cached_system(pair, tmp_path, has_replica=True, **PATIENT) as (system, cache),
         probing(system, sweep_seconds=0.5) as tally,
@@ -170,7 +170,7 @@ def test_lag_alone_is_no_alarm(pair: Pair, tmp_path: Path) -> None:
 
 
 def _wait_compared(tally: ProbeTally, changes: int, system: System) -> None:
-    """Return when each of so many changes was compared at both scales."""
+    """Return when ``changes`` changes were compared at both scales."""
 
     def is_done() -> bool:
         compared = sum(each for key, each in tally.verdicts.items() if key[1] != SWEEP)

@@ -41,7 +41,7 @@ ONE_FLAVOR = ("mariadb",)
 """For tests that wait long, on what has nothing to do with the database."""
 
 LAPSED = frozenset((ReadOutcome.NO_RECORD, ReadOutcome.CLOSED))
-"""As reads end where the machine is slow and a lease has lapsed meanwhile."""
+"""Outcomes of reads if a lease has lapsed on a slow machine."""
 
 
 class Load:
@@ -144,7 +144,7 @@ def purge_logs(server: DatabaseServer) -> bool:
 
 
 def read_anew(system: System, keys: Sequence[int]) -> dict[int, Explanation]:
-    """Read as another process would, which has no copy of the nodes' records; once more where a lease had lapsed."""
+    """Read as another process would, without a copy of the nodes' records; retry if a lease had lapsed."""
     cache = system.open_cache()
     read: dict[int, Explanation] = {}
 
@@ -260,7 +260,7 @@ def test_memcached_flushed_by_a_stranger(pair: Pair, tmp_path: Path) -> None:
             for number in range(1, 4):
                 load.wait_writes(60)
                 assert system.nodes[0].ask("flush_all") == "OK\r\n"
-                # In a new life, or in the same one where the record's copy was written just after the flush
+                # In a new life, or in the same one if the record's copy was written just after the flush
                 wait_until(partial(has_joined, 1 + number), "the node is joined again", system.describe)
                 assert address in system.lives(), "it is open"
                 load.next_round()
@@ -344,7 +344,7 @@ def test_a_flushed_node_refuses_what_was_read_before_its_new_life(pair: Pair, tm
             system.wait_covered()
 
             def is_flushed() -> bool:
-                """The life stays the same where the record's copy was written just after the flush."""
+                """The life stays the same if the record's copy was written just after the flush."""
                 assert node.ask("flush_all") == "OK\r\n"
                 system.wait_open()
                 return system.lives()[node.address] != former
@@ -527,8 +527,8 @@ def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, t
             system.execute("UPDATE customers SET v = 1")
             changed_at = time.monotonic()
             has_hit = False
-            # Past the bound: a first read without a hit is no end. The node may owe its answer to a renewal that
-            # the invalidator had sent before it was paused.
+            # Past the bound, and not only to the first read without a hit: a renewal that the invalidator sent before
+            # it was paused may still bring hits back.
             while (asked_at := time.monotonic()) - changed_at <= MAX_STALENESS_SECONDS + 1:
                 reads = cache.get_many("customer", keys, explain=True).values()
                 hits = [each for each in reads if each.is_hit]

@@ -37,7 +37,7 @@ def set_read_only(server: DatabaseServer, value: int) -> None:
 
 
 class Load(threading.Thread):
-    """Counts up ``v`` of every row on the primary of the moment, and reads all through a cache."""
+    """Counts up ``v`` of every row on the current primary, and keeps reading through a cache."""
 
     def __init__(self, path: Path, primary: DatabaseServer) -> None:
         super().__init__(name="load", daemon=True)
@@ -129,7 +129,7 @@ class Scene:
             cache.close()
 
     def wait_true_hits(self, load: Load) -> None:
-        """Every row is a hit, and is what was written last. Nothing is written meanwhile."""
+        """Every row is a hit with the value that was written last. Nothing is written during the wait."""
 
         def are_hits() -> bool:
             found = self.outcomes()
@@ -147,7 +147,7 @@ class Scene:
         set_read_only(self.present, 0)
 
     def demote(self) -> None:
-        """The former primary becomes a replica of the present one."""
+        """Make the previous primary a replica of the current one."""
         if self.former.flavor == "mariadb":
             with self.former.connect(user="root") as connection, connection.cursor() as cursor:
                 cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")

@@ -1,6 +1,6 @@
 """The stream of a primary and two replicas, on real servers that are killed, stopped, purged, delayed and led astray.
 
-What a consumer receives is compared with the primary's own log: every transaction, in its order, once.
+The test compares what a consumer receives with the primary's own log: every transaction, in its order, once.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Follower:
         return self.servers[-1]
 
     def until_left(self, server: DatabaseServer) -> DatabaseServer:
-        """Follow until another server serves, and some of it has come. What it is."""
+        """Follow until another server serves and sends transactions. Return that server."""
         self.until(
             lambda: self.source.serving not in (None, address_of(server)),
             f"{server.port} is left for another",
@@ -270,7 +270,7 @@ def test_purged_logs_send_to_another_server_and_are_lost_when_all_have_purged(tr
     follower = Follower(trio)
     trio.begin_writing()
     first = follower.serving()
-    # The stream stands still meanwhile
+    # The stream stands still while the logs are purged
     follower.source.close()
     wait_until(lambda: not follower.acknowledged.contains(head_of(trio.primary)), "more was written")
     second = trio.other_than(first)

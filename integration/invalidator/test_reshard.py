@@ -2,9 +2,9 @@
 
 Two shards become one and two again by copies, with new GTIDs; by replication, which keeps them, they do so in
 ``test_merged_stream``. The steps are those of docs/topology.md. All the while rows are written, and read through the
-cache by clients that learn of each topology at moments of their own; readers that still have the former one go on for
-a while. After each reshard everything settles, and every live entry is compared with the rows. A key that is changed
-all the time is cached between its changes, whichever shards serve.
+cache by clients that load each topology at different moments; some readers keep the previous one for a while. After
+each reshard everything settles, and every live entry is compared with the rows. A key that changes all the time is
+cached between its changes, whichever shards serve.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ BUSY: Final = CUSTOMERS[-1] + 1
 CHANGE_SECONDS: Final = 1.0
 CHANGES_MAX: Final = 10_000
 CACHED_CHANGES: Final = 4
-"""So many states of the busy row are to be hits."""
+"""The number of states of the busy row that must be hits."""
 
 Step: TypeAlias = Literal["prepared", "swapped", "switched"]
 """Of a reshard: the destinations follow; they serve, and nobody writes yet; they are written to."""
@@ -96,7 +96,7 @@ def open_cache(path: Path) -> Cache:
 class Reader(threading.Thread):
     """Reads all objects through a cache of the topology that it was made with, until it is stopped.
 
-    ``is_patient``: for tests that kill replicas; a read that no server answers is counted and is no error.
+    ``is_patient``: count a read that no server answers instead of failing, in tests that kill replicas.
     """
 
     def __init__(self, path: Path, writer: Writer, *, is_patient: bool = False) -> None:
@@ -208,7 +208,7 @@ def changing(router: ShardRouter) -> Iterator[BusyRow]:
 
 @dataclass(slots=True)
 class Deployment:
-    """The configuration of the moment, and those who live by it.
+    """The current configuration, and the processes that use it.
 
     ``continues``, by the number of a shard: the lineages whose GTIDs its log holds too. ``topology``: the number of
     the file. ``column``: the sharding column.
@@ -278,7 +278,7 @@ class Deployment:
         wait_covered(self.config, heads, self.describe)
 
     def assert_none_stale(self, serving: Sequence[Shard], writer: Writer) -> int:
-        """Nothing is written meanwhile. How many live entries there are, each equal to its rows."""
+        """Return the number of live entries, each equal to its rows. Nothing is written during the check."""
         for shard in serving:
             shard.wait_caught_up()
         self.wait_covered(serving)
@@ -338,7 +338,7 @@ def live_entries(config: Config, keys: dict[str, Sequence[int]]) -> Iterator[tup
                 }
                 entry = Filled.decode(reply.value)
                 if any(find_record_refusal(record, ring) for record in found.values()):
-                    continue  # also where a lease has run out, as on a machine that is too busy
+                    continue  # also if a lease has run out, as on a machine that is too busy
                 if find_hit_refusal(located.policy, located.identity, entry, found) is None:
                     yield name, key, None if entry.value is None else decode_value(entry.value)
     finally:
@@ -378,8 +378,8 @@ def reshard_under_load(
     disturb: Callable[[Step, Reshard], None] = lambda *_: None,
     is_patient: bool = False,
 ) -> None:
-    """The procedure of docs/topology.md, with readers of the former and of the new topology. ``disturb`` is called
-    after each of the steps."""
+    """The procedure of docs/topology.md, with readers of the previous and of the new topology. ``disturb`` is called
+    after each step."""
     former = router.shards
     old = Reader(made.path, writer, is_patient=is_patient)
     old.start()
@@ -443,7 +443,7 @@ def test_two_shards_become_one_and_two_again_by_copies(flavor: Flavor, tmp_path:
 def test_a_row_that_is_changed_all_the_time_is_cached_under_each_topology(
     flavor: Flavor, tmp_path: Path
 ) -> None:
-    """F96: the demands of a former shard end with it, also where they are renewed every second."""
+    """F96: the demands of a replaced shard end with it, even if they are renewed every second."""
     with (
         deployment(flavor, tmp_path, ["-"]) as (made, router),
         writing(router) as writer,

@@ -1,6 +1,6 @@
 """Passwords are changed while an invalidator and applications run, with the configuration of docs/config.md.
 
-Everything speaks TLS. The former passwords are worth nothing afterwards, and no program was started again.
+Everything speaks TLS. Afterwards no server accepts the previous passwords, and no program was restarted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Guarded = GuardedMemcached | GuardedRedis
 
 @dataclass(slots=True)
 class Secured:
-    """``folder``: of the configuration, with ``secrets/NAME`` for each account."""
+    """``folder``: the folder of the configuration, with ``secrets/NAME`` for each account."""
 
     pair: Pair
     node: Guarded
@@ -66,7 +66,7 @@ def _kill(server: DatabaseServer, number: int) -> None:
     try:
         server.execute(f"KILL {number}")
     except pymysql.OperationalError as error:
-        if error.args[0] != 1094:  # it has ended by itself
+        if error.args[0] != 1094:  # it has already ended
             raise
 
 

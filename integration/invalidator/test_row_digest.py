@@ -1,6 +1,6 @@
-"""One row, read from the log and read by a client, has one digest; what the log cannot tell has none.
+"""One row, read from the log and read by a client, has one digest; a value that the log cannot convey has none.
 
-Each case is a column of its own table, so that one that cannot be told does not hide another.
+Each case is a column of its own table, so that one without a digest does not hide another.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ KEYS: Final = ("PRIMARY KEY (rid)", "PRIMARY KEY (k, rid)", "UNIQUE KEY (rid)", 
 
 
 def create_table(connection: Connection, chance: random.Random, columns: Sequence[Column]) -> bool:
-    """A table whose rows are told apart by ``rid``; False where the server allows no such table."""
+    """A table whose rows are distinguished by ``rid``; False if the server allows no such table."""
     lines = ["rid INT NOT NULL", "k VARCHAR(20) NOT NULL"]
     lines += [
         f"{quote_name(each.name)} {each.sql}{' NULL' if 'NULL' not in each.sql else ''}" for each in columns

@@ -23,7 +23,7 @@ from integration.servers.database import make_database
 from invalidator.binlog.seek import SECOND_US, TimeIndex, find_position, find_start
 
 MARGIN_SECONDS = 1.0
-"""MariaDB tells whole seconds, so it cannot be less. A statement below takes longer."""
+"""MariaDB records whole seconds, so it cannot be less. A statement below takes longer."""
 
 LONG_STATEMENT_SECONDS = 3
 IDLE_SECONDS = 2.5

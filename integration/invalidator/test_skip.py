@@ -1,4 +1,4 @@
-"""A transaction that cannot be handled, on real servers: the invalidator stops, and skips it where it is told to."""
+"""A transaction that nobody can handle, on real servers: the invalidator stops, unless its configuration skips it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The primary is replaced behind one address, while rows are written and read: nobody edits or starts anything.
 
-A reader of the former primary never stores what the new one has not, and hits come back by themselves.
+A reader of the previous primary never stores rows that lack a change of the new one, and hits come back without help.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def wait_written(load: Load) -> None:
 def test_a_planned_switchover_behind_a_name_keeps_the_cache(
     own_pair: Pair, memcached: Memcached, tmp_path: Path, *, are_cut: bool
 ) -> None:
-    """With connections that stay, the former primary refuses heartbeats as read-only (1290), as in blue/green."""
+    """Over connections that stay open, the old primary refuses heartbeats as read-only (1290), as in blue/green."""
     with scene_behind(own_pair, memcached, tmp_path) as (scene, load, name):
         life = scene.state()["life"]
         with load.writing:
@@ -79,9 +79,9 @@ def test_a_crash_behind_a_name_begins_new_lives(own_pair: Pair, memcached: Memca
 def test_a_former_primary_that_stores_nothing_behind_a_name(
     own_pair: Pair, memcached: Memcached, tmp_path: Path
 ) -> None:
-    """The name leads to the former primary for a while, started again with ``innodb_read_only``, as a writer of
-    Aurora is that became a reader: heartbeats are refused (1015, 1036, 1836), and hits end. It gets nothing from the
-    new one, so the stream must leave it once the name leads elsewhere."""
+    """The name leads to the previous primary for a while, restarted with ``innodb_read_only``, like an Aurora writer
+    that became a reader: it refuses heartbeats (1015, 1036, 1836), and hits end. It receives nothing from the new
+    primary, so the stream must leave it once the name leads elsewhere."""
     with scene_behind(own_pair, memcached, tmp_path) as (scene, load, name):
         with load.writing:
             load.primary = None

@@ -1,4 +1,4 @@
-"""Transactions whose GTIDs have tags (MySQL 8.3), on real servers: no place where a GTID stands treats them apart."""
+"""Transactions whose GTIDs have tags (MySQL 8.3), on real servers: everything that reads GTIDs treats them alike."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tell(transactions: list[Transaction]) -> list[tuple[str, tuple[RowChange, ..
 
 
 def test_a_stream_begins_behind_every_transaction_and_repeats_and_loses_none(pair: Pair) -> None:
-    """On the replica, too, where the events have the time of the primary besides their own."""
+    """On the replica too, whose events also have the time of the primary."""
     start = head_of(pair.primary)
     write_all_kinds(pair.primary)
     pair.wait_caught_up()

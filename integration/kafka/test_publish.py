@@ -57,7 +57,7 @@ def read_topic(kafka: Kafka, topic: str) -> list[Message]:
             "group.id": "test",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
-            # An end is told with an empty answer, which a writer that never rests leaves no time for otherwise.
+            # The end arrives in an empty answer, for which a writer that never rests would otherwise leave no time.
             "fetch.wait.max.ms": 10,
             "enable.auto.commit": False,
         }
@@ -142,7 +142,7 @@ class Load:
                         number += 1
                         key = self._random.randrange(KEYS)
                         if key in there and self._random.random() < 0.3:
-                            # The image of a delete tells the number that was last
+                            # The image of a delete has the last number
                             cursor.execute("UPDATE goods SET v = %s WHERE id = %s", (number, key))
                             cursor.execute("DELETE FROM goods WHERE id = %s", (key,))
                             there.discard(key)

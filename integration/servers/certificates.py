@@ -26,7 +26,7 @@ class Certificates:
 
 
 class Authority:
-    """Files are written to ``folder``, which is made where it is not there."""
+    """Files are written to ``folder``, which is made if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class Authority:
         self.ca.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
     def certify(self, host: str = "127.0.0.1", *, ends_in: datetime.timedelta = DAY) -> Certificates:
-        """A pair for the host, an IP address; below 0 it has ended. It replaces the former one's files."""
+        """A pair for the host, an IP address; below 0 it has expired. It replaces the files of the previous pair."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         builder = _begin(key, name, self._certificate.subject, ends_in=ends_in)

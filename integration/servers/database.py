@@ -81,7 +81,7 @@ class DatabaseServer(ServerProcess):
 
     @abstractmethod
     def remove_sources(self) -> None:
-        """Stop following anybody, for good. What was executed stays executed."""
+        """Stop following anybody, for good. Executed transactions stay executed."""
 
     @abstractmethod
     def executed(self) -> str:
@@ -92,14 +92,14 @@ class DatabaseServer(ServerProcess):
 
     @abstractmethod
     def replication_status(self) -> dict[str, Any]:
-        """A row of SHOW REPLICA STATUS, one with an error if there is any; empty on a server that is no replica."""
+        """A row of SHOW REPLICA STATUS, one with an error if there is any; empty if the server is not a replica."""
 
     @abstractmethod
     def _make_template(self, directory: Path) -> None: ...
 
     @abstractmethod
     def _template_directory(self) -> Path:
-        """Where the template is or will be."""
+        """The folder of the template, which may not exist yet."""
 
     # the same on both
 

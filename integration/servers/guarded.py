@@ -29,7 +29,7 @@ class GuardedMemcached(Memcached):
         self._options = ("-Y", str(self._accounts), "-Z", "-o", files)
 
     def change_password(self, password: str) -> None:
-        """The former one is refused from the next connection on."""
+        """The server refuses the previous password from the next connection on."""
         self._write(password)
         self._signal(signal.SIGHUP)
 
@@ -82,7 +82,7 @@ class GuardedRedis(Redis):
         return bool(info["process_id"] == self.pid)
 
     def change_password(self, password: str) -> None:
-        """The former one is refused from now on, and connections that it opened are closed."""
+        """The server refuses the previous password immediately and closes the connections that it opened."""
         self.call("ACL", "SETUSER", USER, "resetpass", f">{password}")
         self._password = password
         self.call("CLIENT", "KILL", "USER", USER, "SKIPME", "yes")

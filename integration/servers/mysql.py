@@ -20,13 +20,13 @@ from integration.servers.database import USERS, DatabaseServer
 from integration.servers.process import ServerFailed
 
 OLDER: Final = "FRESHNESS_OLDER_MYSQL"
-"""An environment variable; where it is set, `MysqlServer` is the MySQL 8.0 of ``integration/provision.py older``."""
+"""An environment variable; if it is set, `MysqlServer` is the MySQL 8.0 of ``integration/provision.py older``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """``directory``: where a template may stay. ``program``: mysqld with its paths. ``is_older``: it is of before
-    8.0.22, which renamed what is about replication."""
+    """``directory``: the folder for a template. ``program``: mysqld with its paths. ``is_older``: older than 8.0.22,
+    which renamed the statements of replication."""
 
     directory: Path
     program: list[str]
@@ -48,7 +48,7 @@ class Installation:
 
 @functools.cache
 def get_mysql() -> Installation:
-    """The unpacked MySQL, looked for once; raises `ServerFailed` with the command to run where there is none."""
+    """The unpacked MySQL, looked for once; raises `ServerFailed` with the command to run if it is missing."""
     is_older = bool(os.environ.get(OLDER))
     try:
         if is_older:

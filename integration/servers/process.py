@@ -2,7 +2,7 @@
 
 Called by the concrete servers beside this file. Never touches a process that it did not start, never uses a
 port that is taken, and leaves nothing behind: data live in one temporary directory per process, in memory
-(/dev/shm) where there is room, and a watchdog program ends the servers when this process is killed.
+(/dev/shm) if there is room, and a watchdog program ends the servers when this process is killed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _open_port_claims() -> int:
 
 
 def _claim_port(port: int) -> bool:
-    """Claim a port until this process ends; false where this process or another one has claimed it before.
+    """Claim a port until this process ends; false if this process or another one has claimed it before.
 
     A lock of a record does not hold off its own process, so its own claims are remembered.
     """
@@ -160,7 +160,7 @@ class ServerProcess(ABC):
     product = ""
     """The name of what is tested on it, for people."""
     version = ""
-    """What it said when it was ready, without a distribution's addition. Empty where it is not asked."""
+    """The version that the server reported when ready, without a distribution's addition. Empty if not requested."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._owns_directory = directory is None
@@ -304,7 +304,7 @@ class ServerProcess(ABC):
         try:
             states = [(thread / "stat").read_text() for thread in Path(f"/proc/{self.pid}/task").iterdir()]
         except (FileNotFoundError, ProcessLookupError):
-            return False  # a thread has ended just now
+            return False  # a thread has just ended
         return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
     def resume(self) -> None:

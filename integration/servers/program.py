@@ -1,6 +1,6 @@
 """Programs of this checkout as private processes, the invalidator above all, for tests, the demo and benchmarks.
 
-Not exported by the package: whoever wants a database need not import the invalidator.
+Not exported by the package, so a test that needs only a database does not import the invalidator.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PythonProgram(ServerProcess):
 
 
 class InvalidatorProcess(PythonProgram):
-    """``invalidator run``, ready when all nodes are open and have their stripes; `launch` where some are not to be
-    waited for. ``needs_stripes``: False where the nodes are too small for all of them."""
+    """``invalidator run``, ready when all nodes are open and have their stripes; `launch` does not wait for that.
+    ``needs_stripes``: False if the nodes are too small for all of them."""
 
     technology = "invalidator"
 

@@ -83,7 +83,7 @@ def _kill(pids: Iterator[int], number: signal.Signals = signal.SIGKILL) -> bool:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            continue  # it has ended meanwhile
+            continue  # it has ended
         is_any = True
     return is_any
 
@@ -95,7 +95,7 @@ def find_descendants(root: int) -> list[tuple[int, str]]:
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
+            continue  # it has ended
         children.setdefault(parent, []).append(int(stat.parent.name))
     found, waiting = [], [root]
     while waiting:

@@ -11,7 +11,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class StableName:
-    """Passes each connection on to the server of the moment, which may be none: connections then end at once.
+    """Passes each connection on to the current server; if there is none, connections end at once.
 
     A connection stays with its server until either side ends it, or `cut` does.
     """

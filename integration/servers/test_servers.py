@@ -1,5 +1,5 @@
 """The private servers do what the other tests rely on: they replicate, hang, crash and revive on demand, and do
-not outlive whoever started them."""
+not outlive the process that started them."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class Vtcombo(ServerProcess):
 class Vitess:
     """One keyspace on a cluster of its own. ``tablets``: by shard, each with a primary (elected first) and replicas.
 
-    ``vschema``: of the keyspace, as vtctldclient takes it; empty for one shard.
+    ``vschema``: the keyspace's, as vtctldclient takes it; empty for one shard.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ Script: TypeAlias = Iterable[Step] | Callable[[pb.VStreamRequest], Iterable[Step
 
 
 class Vtgate:
-    """From `start` to `stop`; also a context manager. ``requests``, ``logins``: what clients have sent so far.
+    """From `start` to `stop`; also a context manager. ``requests``, ``logins``: everything that clients have sent.
 
     ``then``: played for every stream after those of ``scripts``.
     """
@@ -150,7 +150,7 @@ class Vtgate:
 class Log:
     """What one shard has executed: a script that sends what is behind the position of the request, and what comes.
 
-    ``ends_after``: vtgate ends each stream with this error after so many responses, as one that grew too old.
+    ``ends_after``: the number of responses after which vtgate ends each stream with ``end``, as if it grew too old.
     """
 
     def __init__(self, shard: str = SHARD, *, ends_after: int = 0, end: Fail | None = None) -> None:

@@ -3,7 +3,7 @@
 Started by ``integration.servers.process`` once per process that starts servers. It reads lines on its
 standard input: ``pid N START_TICKS`` (kill it), ``forget N``, ``directory PATH`` (remove it). At the end of
 the input, or when its parent is gone, it kills and removes what is left, and ends. It never touches a pid
-whose start time is not the one it was told: the number may belong to somebody else by then.
+whose start time differs from the line's: the number may belong to another process by then.
 
 Why not PR_SET_PDEATHSIG: that fires when the creating *thread* ends, and servers are started from threads.
 """
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.5
 
 
 def find_start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None where there is no such process."""
+    """The start time of the process, in clock ticks since boot; None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The command's name may hold spaces and parentheses; the fields begin after the last one.

@@ -31,7 +31,7 @@ Identity: TypeAlias = tuple[Any, ...]
 
 
 class Consumer:
-    """Upserts and deletes. Raises AssertionError where a row goes back, or was another one than the log says.
+    """Upserts and deletes. Raises AssertionError if a row goes back, or differs from the log's before image.
 
     A row is known by its sharding value and its primary key. So a row that moves between shards is two rows, each
     with an order of its own, and a row of a shard that was split stays the same one.

@@ -65,7 +65,7 @@ class _Session:
 
 class Script:
     """Statements on all shards, one after the other. Each changed row gets a ``v`` that no row had before; columns of
-    ``things`` come and go. ``tables``: those that have rows of their own."""
+    ``things`` come and go. ``tables``: the tables that have rows of their own."""
 
     def __init__(self, shards: Sequence[Shard], seed: int, tables: Sequence[str] = tuple(KEY)) -> None:
         self._chance = Random(seed)

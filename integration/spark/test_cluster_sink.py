@@ -144,7 +144,7 @@ def sunk(system: System, tmp_path: Path) -> System:
 
 
 class Traffic:
-    """Writers and readers in threads of their own, until the block ends. ``rounds``: of the writer so far."""
+    """Writers and readers in threads of their own, until the block ends. ``rounds``: the writer's rounds so far."""
 
     def __init__(self, system: System) -> None:
         self.rounds = self.hits = 0

@@ -57,7 +57,7 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
 
 
 class Writer:
-    """Changes rows of all kinds until it is told to stop. ``v`` of customer 1 only grows."""
+    """Changes rows of all kinds until it is stopped. ``v`` of customer 1 only grows."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -148,7 +148,7 @@ def test_a_table_that_nobody_caches_is_copied_from_the_service(
         system.execute("UPDATE weights SET w = %s WHERE v = 2", weight)
         assert command.main(arguments, session) == 0, capsys.readouterr().err
         assert in_copy(session, tmp_path / "copy", "weights") == in_database("weights", system.pair.primary)
-        # The position says where the next run begins, and nothing of Spark's
+        # The next run begins at the position in the state; Spark keeps no checkpoint
         kept = {path.name for path in (tmp_path / "copy").iterdir()}
         assert kept == {"weights", "state.json", ".copying.lock"}
     state = read_state(tmp_path / "copy")

@@ -171,7 +171,7 @@ def test_a_run_that_dies_before_its_commit_leaves_rows_and_position_as_they_were
 def test_a_table_that_was_changed_as_a_whole_stays_until_its_next_dump_is_exact(
     goods: Goods, target: DatabaseTarget, session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the run ends between the renaming and the commit."""
+    """Even if the run ends between the renaming and the commit."""
     goods.take(goods.piece(HERE, 9, (), (None, row(4, "inserted after"))))
     assert goods.state().tables["goods"].needs_dump
     assert goods.rows() == [(1, "dumped"), (2, "dumped")]
@@ -304,7 +304,7 @@ def test_a_copy_in_a_database_of_the_other_kind_follows_all_changes(
     assert sorted(found) == [(1, 5, 8), (1001, 5, 0)]
     tables = other.execute("SHOW TABLES", database=TARGET)
     assert {name for (name,) in tables} == {"customers", "seats", STATE_TABLE}
-    # The source itself is no place for its copy
+    # The source itself cannot hold its copy
     monkeypatch.setenv("COPY_PASSWORD", "app")
     primary = system.config.keyspaces["shop"].shards[0].primary
     assert command.main(options(system, primary, port), session) == 2
@@ -332,7 +332,7 @@ def test_a_copy_whose_job_is_killed_again_and_again_is_exact(
         return any("_freshness_load" in name for (name,) in other.execute("SHOW TABLES", database=TARGET))
 
     def is_writing() -> bool:
-        time.sleep(0.2)  # InnoDB tells of now only if it was not asked for 0.1 s
+        time.sleep(0.2)  # InnoDB refreshes this table only if nobody has read it for 0.1 s
         return bool(other.execute(_IN_TRANSACTION))
 
     def kill_when(is_time: Callable[[], bool], what: str) -> None:

@@ -33,7 +33,7 @@ HOT_ROWS: Final = 60
 
 
 class Written(NamedTuple):
-    """Where a history is."""
+    """The paths of an archive and its history."""
 
     archive: str
     history: str

@@ -122,8 +122,8 @@ def run_audit(
 def audit_surely(
     path: Path, session: SparkSession, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any]]:
-    """As `run_audit`, again where something did not answer in time: on a busy machine that is no verdict. What was
-    repaired before counts as found by the last one."""
+    """As `run_audit`, repeated if a server did not answer in time: on a busy machine that proves nothing. Earlier
+    repairs count as found by the last run."""
     repaired = 0
     for _ in range(AUDITS_MAX):
         code, answer = run_audit(path, session, capsys, *options)

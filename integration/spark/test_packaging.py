@@ -1,7 +1,7 @@
 """The project packed with venv-pack, as docs/spark.md says, and run by spark-submit on a cluster of two workers.
 
-The packed environment has the wheel of the project alone. What the project needs is found beside it: Spark and Arrow
-are not packed for each run of this test.
+The packed environment has the wheel of the project alone. Its dependencies, Spark and Arrow, are found beside it
+instead of being packed for each run of this test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PYTHON: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster whose processes do not find the project by themselves."""
+    """A cluster whose processes find the project only in the packed environment."""
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -64,7 +64,7 @@ class Run:
         self._copied = Consumer()
 
     def look(self) -> Seen:
-        """Nothing is written meanwhile."""
+        """Nothing is written during the look."""
         return look({lineage_of(shard): shard.primary for shard in self.router.shards}, KEY)
 
     def wait_archived(self, seen: Seen) -> None:
@@ -96,7 +96,7 @@ class Run:
         return code, in_frame(self._session.read.parquet(str(out))) if code == 0 else []
 
     def split(self, refresh: ExitStack) -> tuple[Seen, Reader]:
-        """One shard becomes two, as docs/topology.md says. What was there at its end, and a consumer whose refresh
+        """One shard becomes two, as docs/topology.md says. Return the rows at its end, and a consumer whose refresh
         began just before."""
         sources = [shard for shard in self.router.shards if shard.name == SPLIT]
         reshard: Reshard = prepare_replicated(self.made.cluster, sources, ["80-c0", "c0-"])

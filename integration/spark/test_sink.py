@@ -200,7 +200,7 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
     # The stop may cut off the third.
     assert batches >= 2
 
-    # Again from the checkpoint, with another keeper: what happened meanwhile is applied, and no life ends.
+    # Again from the checkpoint, with another keeper: the changes in between are applied, and no life ends.
     item = f"{CLUSTER}:customer:1".encode()
     count = len(read_events(system, tmp_path, CLUSTER)[item])
     system.execute("UPDATE customers SET v = 50 WHERE id = 1")

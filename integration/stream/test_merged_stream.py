@@ -116,7 +116,7 @@ class Part(NamedTuple):
 class Consumer(threading.Thread, ABC):
     """Reads the stream, is cut at random moments, and comes back, until it is stopped.
 
-    ``times``: how often each row change was recorded; ``changes``: what it was at last.
+    ``times``: how often each row change was recorded; ``changes``: its last state.
     """
 
     def __init__(self, start: str, seed: int) -> None:
@@ -278,7 +278,7 @@ def consumers(made: Deployment, port: int) -> Iterator[list[Consumer]]:
             consumer.stop()
 
 
-# -- what happens meanwhile ------------------------------------------------------------------------------------------
+# -- events during a reshard -----------------------------------------------------------------------------------------
 
 
 class Trouble:
@@ -339,7 +339,7 @@ class Trouble:
 
     def rotate_and_purge(self, shards: Sequence[Shard], followers: Sequence[Shard] = ()) -> None:
         """A new log on all these primaries; the old ones go when consumers, invalidator, replicas and ``followers``
-        have read them. Those of the followers stay: they are followed from the start in their turn."""
+        have read them. The followers keep theirs, which are read from the start later."""
         for shard in (*shards, *followers):
             shard.primary.execute("FLUSH BINARY LOGS")
         heads = {lineage_of(shard): head_of(shard.primary) for shard in shards}

@@ -206,7 +206,7 @@ def wait_shown(server: DatabaseServer) -> None:
 
 
 def follow_rows(stream: OpenedStream, consumer: Consumer, rows: int) -> None:
-    """Until so many more rows of the refresh came, or it is over."""
+    """Follow until ``rows`` more rows of the refresh came, or it is over."""
     wanted = consumer.refreshed + rows
     follow(stream, consumer, lambda: consumer.is_over or consumer.refreshed >= wanted)
 

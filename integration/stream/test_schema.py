@@ -115,7 +115,7 @@ def test_rows_from_before_an_alter_come_with_the_layout_of_their_time(pair: Pair
 
 
 def test_the_id_of_a_layout_is_the_same_in_each_stream(pair: Pair, config_path: Path) -> None:
-    """Also where the table was altered there and back, and where the log file is another one."""
+    """Even if the table was altered there and back, or the log file is another one."""
     with opened(config_path) as stream:
         resume = stream.stream.resume.format()
     run(

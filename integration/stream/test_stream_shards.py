@@ -77,7 +77,7 @@ def configure(cluster: Cluster, folder: Path, nodes: list[str]) -> Config:
 
 @contextmanager
 def recording(opener: StreamOpener, folder: Path) -> Iterator[dict[str, EventToken]]:
-    """`record` in a thread, begun; its error is raised at the end. What it has written, by lineage."""
+    """`record`, started in a thread; its error is raised at the end. Yield the tokens that it wrote, by lineage."""
     stopping, errors = threading.Event(), list[BaseException]()
     written: dict[str, EventToken] = {}
 

@@ -210,7 +210,7 @@ def rows_of(server: DatabaseServer) -> dict[int, Any]:
 
 
 def replay(messages: Iterable[StreamMessage], rows: dict[int, Any]) -> dict[int, Any]:
-    """The table after these messages. Fails where a change does not fit what is there: one was lost or came twice."""
+    """The table after these messages. Fails if a change does not fit the rows: one was lost or came twice."""
     for message in messages:
         assert not message.transaction.raised_tables, message.transaction.reasons
         for change in message.transaction.changes:
@@ -348,7 +348,7 @@ def test_idle_shards_hold_nobody_where_heartbeats_are_written(
 
 
 def test_a_consumer_follows_a_shard_to_the_servers_that_took_over(flavor: Flavor, own_pair: Pair) -> None:
-    """Another lineage with the GTIDs kept: its log has what the former one delivered, and goes on from there."""
+    """Another lineage that keeps the GTIDs: its log has everything that the previous one delivered, and goes on."""
     prepare(own_pair.primary)
     own_pair.wait_caught_up()
     old = shard_of(own_pair.primary, "-", "old")

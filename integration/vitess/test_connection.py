@@ -1,4 +1,4 @@
-"""How the VStream source reaches vtgate: login, TLS, ports where no vtgate is, and ends that nobody waits for."""
+"""How the VStream source reaches vtgate: login, TLS, ports without a vtgate, and ends that nobody waits for."""
 
 from __future__ import annotations
 

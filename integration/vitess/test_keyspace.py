@@ -1,6 +1,6 @@
 """A keyspace of flavor "vitess" from configuration to cache: invalidator, `Cache` and verbs, against stand-ins.
 
-Of Vitess there is nothing here. Two real MySQL servers are the primaries of two shards: a database named as vtgate
+No part of Vitess runs here. Two real MySQL servers are the primaries of two shards: a database named as vtgate
 names its targets (``shop:-80@primary``) holds the tables, and is read. ``shop`` has empty tables of which only the
 schema is read. The stand-in for vtgate's gRPC side (``integration/servers/vtgate.py``) sends what is in the
 servers' binary logs.

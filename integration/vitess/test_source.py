@@ -1,7 +1,7 @@
 """The VStream source against a stand-in for vtgate, over gRPC: every shape and every error that vtgate is known for.
 
-The stand-in plays scripts (``integration/servers/vtgate.py``). What the shapes mean in detail is tested without a
-network in ``tests/unit/invalidator/vstream/test_transaction.py``; a real Vitess is in ``real/``.
+The stand-in plays scripts (``integration/servers/vtgate.py``). The details of each shape are tested without a network
+in ``tests/unit/invalidator/vstream/test_transaction.py``; a real Vitess is in ``real/``.
 """
 
 from __future__ import annotations
@@ -431,7 +431,7 @@ def test_a_slow_caller_slows_vtgate_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("rows_max", [200_000, 1_000_000])
 def test_a_transaction_in_pieces_with_very_many_rows(rows_max: int) -> None:
-    """As with transaction_chunk_size: the end is told long after the rows."""
+    """As with transaction_chunk_size: the end arrives long after the rows."""
     pieces, rows_of_piece = 220, 1_000
     announced = fields("customers", (column("id", 265),))
 

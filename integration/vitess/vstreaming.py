@@ -54,7 +54,7 @@ def wait_until(ask: Callable[[], Any], what: str) -> Any:
 
 
 def take(source: VStreamSource | VStream, count: int) -> list[Any]:
-    """So many transactions. A stream without them fails the test instead of hanging it."""
+    """The next ``count`` transactions. A stream without them fails the test instead of hanging it."""
     taken: list[Any] = []
     deadline = time.monotonic() + ARRIVES_SECONDS
     while len(taken) < count:

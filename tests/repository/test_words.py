@@ -48,7 +48,7 @@ CEILINGS: Final = {
     "docs": 40,
     "examples": 46,
     "freshness": 315,
-    "integration": 374,
+    "integration": 178,
     "invalidator": 550,
     "spark": 290,
     "tests": 641,

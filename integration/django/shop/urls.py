@@ -13,7 +13,7 @@ from integration.django.shop.models import Thing
 
 @csrf_exempt
 def thing(request: HttpRequest, key: int) -> JsonResponse:
-    """GET: the thing. POST: one more, committed; then an error where the form says so."""
+    """GET: the thing. POST: insert one and commit, then raise if the form says so."""
     if request.method == "POST":
         change(key)
         if "fail" in request.POST:

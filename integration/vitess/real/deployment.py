@@ -268,8 +268,8 @@ class Deployment:
         )
 
     def wait_recorded(self) -> None:
-        """Return when the archive, where the file has one, has a start in each shard that serves. It has a stream of
-        its own: nodes may be open before it."""
+        """Return when the archive, if the file has one, has a start in each shard that serves. It has its own stream,
+        so nodes may be open before it."""
         if self.config.archive.path is None:
             return
         folder = self.folder / self.config.archive.path
@@ -286,7 +286,7 @@ class Deployment:
         return f"{states}\n{self.invalidator.log()[-5000:]}"
 
     def assert_none_stale(self) -> int:
-        """Nothing is written meanwhile: every live entry is its row. How many there are."""
+        """Return the number of live entries, each equal to its row. Nothing is written during the check."""
         for shard in self.serving:
             self.cluster.wait_caught_up(shard)
         heads = {lineage: executed(self.cluster.primary(shard)) for shard, lineage in self.serving.items()}
@@ -301,7 +301,7 @@ class Deployment:
         return live
 
     def wait_cacheable(self) -> None:
-        """Return when all customers are hits of a cache that is opened now. Nothing is written meanwhile."""
+        """Return when all customers are hits of a new cache. Nothing is written during the wait."""
         cache = Cache.open(self.path)
         try:
             deadline = time.monotonic() + SETTLES_SECONDS
@@ -320,7 +320,7 @@ class Deployment:
 def deployment(
     folder: Path, shards: Sequence[str] = ("-80", "80-"), *, replicas: int = 2, sections: str = ""
 ) -> Iterator[tuple[Deployment, Writer]]:
-    """All open, with a writer at work. ``sections``: of the file, more of them."""
+    """A deployment with all nodes open and a writer at work. ``sections``: additional sections of the file."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Vitess(shards, replicas=replicas, vschema=VSCHEMA))
         cluster.control("ApplySchema", "--sql", TABLE, cluster.keyspace)

@@ -39,7 +39,7 @@ Ended = TypeVar("Ended", bound=FreshnessError)
 
 
 class Follower:
-    """A shard's stream from ``start`` (by default: now), opened again where it ended, as the invalidator does.
+    """A shard's stream from ``start`` (by default: now), reopened at its end, as the invalidator does.
 
     ``received``: all that came; ``ends``: the errors after which it was opened again.
     """
@@ -116,7 +116,7 @@ class Follower:
 class Inserts(threading.Thread):
     """Rows through vtgate, each ``{number}`` of the statement once, until it is stopped.
 
-    ``written``: those that were committed for sure; ``refused``: the last error.
+    ``written``: the numbers that were certainly committed; ``refused``: the last error.
     """
 
     def __init__(self, address: ServerAddress, sql: str) -> None:
@@ -137,7 +137,7 @@ class Inserts(threading.Thread):
                         if connection is None:
                             connection = connect(self._address)
                         with connection.cursor() as cursor:
-                            # One number may come twice where nobody knows whether it was committed.
+                            # A number may come twice if nobody knows whether it was committed.
                             cursor.execute(self._sql.format(number=number))
                         connection.commit()
                         break

@@ -25,7 +25,7 @@ from invalidator.stream.update_stream import UpdateStream
 AHEAD, BEHIND = SHARDS = ("-80", "80-")
 SECOND: Final = 1_000_000
 BEGIN_SECONDS: Final = 1_000
-"""So long ago are the transactions, by the clock that they tell: no heartbeat of now comes between them."""
+"""The age of the transactions, by their own clock: no current heartbeat comes between them."""
 
 POLL_SECONDS: Final = 0.5
 BOUND_SECONDS: Final = 60.0
@@ -40,7 +40,7 @@ VSCHEMA: Final[Mapping[str, Any]] = {
 
 
 RELOAD_NEVER: Final = ("--queryserver-config-schema-reload-time", "1h")
-"""A vttablet that finds another schema writes a transaction of its own, which is of now."""
+"""A vttablet that finds another schema writes a transaction of its own, with the current time."""
 
 
 @pytest.fixture(scope="module")

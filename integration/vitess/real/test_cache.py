@@ -70,7 +70,7 @@ def reparent(made: Deployment) -> None:
 
 
 def lose_primary(made: Deployment) -> None:
-    """The primary's machine is gone; another tablet is promoted; the former one comes back as a replica."""
+    """The primary's machine is gone; another tablet is promoted; the old one comes back as a replica."""
     first, second, _ = made.cluster.tablets["80-"]
     first.kill()
     first.mysql.kill()
@@ -141,7 +141,7 @@ def test_the_cache_is_true_while_tablets_come_and_go(tmp_path: Path) -> None:
 
 
 def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation: int) -> None:
-    """As docs/vitess.md says. Readers have the former file until writes have moved, and the new one from then on."""
+    """As docs/vitess.md says. Readers keep the previous file until writes have moved, then load the new one."""
     cluster, sources = made.cluster, dict(made.serving)
     destinations = {name: f"shop/{name}/{generation}" for name in names}
     job = ("Reshard", "--workflow", f"to{generation}", "--target-keyspace", cluster.keyspace)

@@ -29,7 +29,7 @@ from spark.copy.table import KeySpan, dump_span, read_table, reading_shown
 HALLS: Final = 20
 ROWS: Final = 30_000
 ROWS_PER_RANGE: Final = 12_000
-"""More than vttablet gives at once where nothing is asked of it: 10,000."""
+"""More than the 10,000 rows that vttablet returns at once by default."""
 
 INSERT: Final = (
     "INSERT INTO seats (hall, seat, price, at, day, big, note, raw, changed, share, mood) VALUES"

@@ -56,7 +56,7 @@ def purged(replicas: int) -> Iterator[tuple[Vitess, Position]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_a_purged_position_is_told(replicas: int) -> None:
-    """vtgate tells it of three tablets. Of fewer it only looks on for one."""
+    """With three tablets vtgate reports it. With fewer it only keeps looking for a tablet."""
     with purged(replicas) as (cluster, start):
         replica = cluster.replicas("0")[0]
         stream = Follower(
@@ -140,7 +140,7 @@ def test_a_position_that_one_tablet_has_purged_is_streamed_from_another() -> Non
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tablet_type", ["primary", "replica"])
 def test_a_position_of_the_future_never_streams(tablet_type: str) -> None:
-    """Until the tablet has it: a replica may lag. The head of the primary tells that it is lost."""
+    """It streams once the tablet has it: a replica may lag. The primary's head shows that it is lost."""
     with Vitess(replicas=1) as cluster:
         now = execute(cluster, CUSTOMERS)
         [(uuid,)] = cluster.primary("0").mysql.execute("SELECT @@server_uuid")

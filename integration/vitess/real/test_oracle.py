@@ -1,7 +1,7 @@
 """What a stream of a real Vitess brings is what the binary log of the very same tablet's MySQL holds.
 
 Random transactions over tables of all types: several tables and rows, compressed, with partial JSON documents, large
-ones, and DDL between them. `BinlogSource` is the reference. A stream may raise a table where the log has rows, as
+ones, and DDL between them. `BinlogSource` is the reference. A stream may raise a table whose rows the log has, as
 after a DDL; it may never have other rows, or none.
 """
 

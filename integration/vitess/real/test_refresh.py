@@ -60,7 +60,7 @@ VSCHEMA: Final[Mapping[str, Any]] = {
 
 
 class VitessGoods(Goods):
-    """Goes on where a primary is away: a change that may have been made, or not, is made again as a newer one."""
+    """Goes on if a primary is away: a change that may or may not have been made is repeated as a newer one."""
 
     refused = 0
 
@@ -74,7 +74,7 @@ class VitessGoods(Goods):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Vitess]:
-    """Servers of another time zone than the log. Of two replicas of a shard one is late, and vtgate reads both."""
+    """Servers of another time zone than the log. One of a shard's two replicas is late, and vtgate reads both."""
     options = ("--default-time-zone=+05:00",)
     with Vitess(SHARDS, replicas=2, vschema=VSCHEMA, mysql_options=options) as made:
         for shard in SHARDS:

@@ -1,4 +1,4 @@
-"""The stream of one shard of a real Vitess with two tablets: rows, DDL of every kind, and where it resumes."""
+"""The stream of one shard of a real Vitess with two tablets: rows, DDL of every kind, and its resume positions."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_without_its_remedy_a_stream_stays_before_a_table_that_is_gone(
     assert not stream.position.contains(end)
 
 
-# -- statements that are no rows -------------------------------------------------------------------------
+# -- other statements ------------------------------------------------------------------------------------
 
 CONCERNING = [
     "TRUNCATE TABLE customers",
