@@ -14,7 +14,7 @@ from freshness.nodes.redis import RedisNode
 
 
 class MemorySetup:
-    """One memory node on a clock that stands still unless it is told."""
+    """One memory node on a clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now_seconds = 1_000_000.0

@@ -610,8 +610,8 @@ class BackendContract:
 class BoundContract(BackendContract):
     """With what a backend promises about bound items, while its server process is the same.
 
-    Not run over Redis in this process: fakeredis does not know INFO, which the scripts ask. What becomes of bound
-    items in another process is in ``integration/freshness/test_nodes.py``.
+    Not run over Redis in this process: the scripts call INFO, which fakeredis does not know. Bound items in another
+    process are tested in ``integration/freshness/test_nodes.py``.
     """
 
     def test_a_bound_item_is_like_any_other_in_its_own_process(self, setup: Setup) -> None:

@@ -1,5 +1,5 @@
 """The bytes of cached values. A failure here means that running caches hold what this version cannot read:
-do not change a line; raise the codec version and keep reading the former one."""
+do not change a line; raise the codec version and keep reading the previous one."""
 
 from __future__ import annotations
 

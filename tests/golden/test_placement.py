@@ -1,4 +1,4 @@
-"""Placements that must never change: every process of every version has to agree where a key lives (F10).
+"""Placements that must never change: every process of every version must place a key on the same node (F10).
 
 A change here moves keys of running caches. It takes a new algorithm name in ``freshness.keys.placement``, so that the
 ring version changes with it, an ADR, and a line in the CHANGELOG.

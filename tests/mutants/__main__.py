@@ -1,6 +1,6 @@
 """The mutants on the command line: ``make mutants``, ``python -m tests.mutants --help``.
 
-Tools exist that make mutants by themselves (mutmut, cosmic-ray). They change operators and constants everywhere: in
+Tools like mutmut and cosmic-ray make mutants automatically. They change operators and constants everywhere: in
 this code tens of thousands of times, which takes days, and most survivors change nothing that matters. This list is
 written by hand: each mutant takes out one defence, and names the layer of tests that has to notice.
 

@@ -5,8 +5,8 @@ in the lowest layer that can show it. Each ``[[file.mutant]]`` of it has
 
 * ``find``, a piece of that file that stands in it exactly once, and ``put``, which takes its place;
 * ``breaks``, in one sentence, what goes wrong then;
-* ``tests``, where others than those of the file must notice it;
-* ``equivalent``, where nothing goes wrong: why not. Such a mutant must survive;
+* ``tests``, if other tests than those of the file must notice it;
+* ``equivalent``, if nothing goes wrong: the reason. Such a mutant must survive;
 * ``is_sample``: it is one of the few that `make full` tries.
 """
 
@@ -37,7 +37,7 @@ class Mutant:
     is_sample: bool = False
 
     def apply(self, tree: Path) -> str:
-        """The file's text with this change. Raises `ValueError` where the piece stands in it not exactly once."""
+        """The file's text with this change. Raises `ValueError` unless the piece occurs in it exactly once."""
         text = (tree / self.path).read_text()
         if (count := text.count(self.find)) != 1:
             raise ValueError(f"{self.path} has it {count} times: {self.find!r}")
@@ -46,7 +46,7 @@ class Mutant:
         return text.replace(self.find, self.put)
 
     def check(self, tree: Path) -> None:
-        """Raises as `apply`, and `SyntaxError` where the result is no Python. For the main thread: two threads that
+        """Raises as `apply`, and `SyntaxError` if the result is not Python. For the main thread: two threads that
         parse at once fail in Python 3.11."""
         ast.parse(self.apply(tree))
 

@@ -27,7 +27,7 @@ from tests.mutants.catalogue import Mutant
 
 LIMIT_SECONDS_MIN: Final = 60.0
 LIMIT_FACTOR: Final = 10
-"""A mutant may take so many times as long as its tests take without it; one that hangs is ended then."""
+"""The factor by which a mutant may take longer than its tests without it; then its run is ended as hung."""
 
 BASELINE_SECONDS_MAX: Final = 600.0
 _FIRST: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """``code``: pytest's exit code, or `_ENDED` where the time limit ended it."""
+    """``code``: pytest's exit code, or `_ENDED` if the time limit ended it."""
 
     code: int
     seconds: float
@@ -122,7 +122,7 @@ _moments = itertools.count(1)
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
-    # Python tells a compiled module from its source by size and second: no two writes share one.
+    # Python matches a compiled module to its source by size and second: no two writes share one.
     moment = next(_moments)
     os.utime(path, (moment, moment))
 

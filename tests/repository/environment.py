@@ -85,7 +85,7 @@ def find_needed(wheel: Path, extras: Collection[str] = ()) -> set[str]:
 
 def find_closure(wanted: Iterable[tuple[str, str]], known: Mapping[str, Sequence[str]] = {}) -> set[str]:
     """The names of distributions and all that they need. ``wanted``: names, each with an extra or an empty text;
-    ``known``: what distributions need that are not installed here."""
+    ``known``: the requirements of distributions that are not installed here."""
     seen: set[tuple[str, str]] = set()
     waiting = [*wanted]
     while waiting:

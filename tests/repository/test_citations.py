@@ -107,7 +107,7 @@ def test_a_citation_that_leads_nowhere_is_found() -> None:
 # -- plain English -----------------------------------------------------------------------------------------
 
 PLAIN = ("freshness/", "invalidator/", "appclient/", "spark/")
-"""Where a sentence has a noun of the glossary for its subject."""
+"""Folders in which the subject of each sentence is a noun of the glossary."""
 
 NOUNLESS = re.compile(r"(?:\A|(?<=[.:!?] )|(?<=\* ))(?:What|Whoever|Of|Those)\b")
 UNUSUAL = re.compile(r"\b(?:for ever|anew|whoever)\b", re.IGNORECASE)

@@ -160,7 +160,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 def mounted(
     manifests: dict[str, dict[str, Any]], pod: dict[str, Any], container: dict[str, Any], tmp_path: Path
 ) -> Callable[[str], Path]:
-    """Where a path of the container is, with what the manifests put there."""
+    """The local path of a path in the container, with the files that the manifests put there."""
     volumes = {each["name"]: each for each in pod["volumes"]}
     for mount in container["volumeMounts"]:
         volume = volumes[mount["name"]]

@@ -75,7 +75,7 @@ def _names_of(module: str) -> set[str]:
     path = CHECKOUT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     top = ast.parse(source.read_text()).body
-    # Imports stand in a try where a missing package is explained, and in an if where they are late
+    # An import in a try explains a missing package; one in an if is late
     body = [
         *top,
         *(inner for node in top if isinstance(node, (ast.Try, ast.If, ast.With)) for inner in node.body),

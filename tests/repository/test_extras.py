@@ -240,7 +240,7 @@ PARTS: Final = {
     "invalidator": ("invalidator.cli",),
     "spark": ("spark.audit.__main__", "spark.live.__main__", "spark.sink.__main__", "spark.archive.__main__"),
 }
-"""Modules, and names of modules, by the extra that their error names where it is not installed."""
+"""Modules, and names of modules, by the extra that their error names if it is not installed."""
 
 FIND: Final = """
 import json, sys
@@ -372,9 +372,9 @@ def test_a_part_whose_extra_is_missing_says_which(
 
 
 def is_clear(module: str, said: str, extra: str, installed: str) -> bool:
-    """Whether a module of this extra says which it needs, or is there where the extra is installed."""
+    """Whether a module of this extra names the extra that it needs, or loads because the extra is installed."""
     if extra == installed:
         return said == "imported"
-    # Parts of the library ask for the library first where it is not there
+    # Parts of the library first ask for the library if it is missing
     named = [extra] if installed or not module.startswith("appclient") else ["appclient", extra]
     return any(said.endswith(f"is not installed (pip install 'freshness[{each}]')") for each in named)

@@ -26,8 +26,8 @@ PRODUCTION = ("freshness.", "invalidator.", "appclient.", "spark.")
 
 @functools.cache
 def _tests_of(path: str) -> dict[str, ast.FunctionDef]:
-    """Every test of a file by what stands behind its path in pytest's ids; those of a class also where a class of
-    the same file inherits them."""
+    """Every test of a file by its pytest id after the path; a class also has the tests that it inherits from a class
+    of the same file."""
     module = ast.parse((CHECKOUT / path).read_text())
     classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
 

@@ -1,4 +1,4 @@
-"""The list of mutants fits the code and its tests, and who tries them tells the truth. All of it: `make mutants`."""
+"""The list of mutants fits the code and its tests, and a trial reports the truth. The whole list: `make mutants`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AREAS: Final = {
     "appclient": 10,
     "spark": 20,
 }
-"""At least so many mutants of each."""
+"""The least number of mutants of each."""
 
 CODE: Final = '''def is_safe(age: int, limit: int = 3) -> bool:
     return age < limit

@@ -98,7 +98,7 @@ PINS = sorted((CHECKOUT / "requirements").glob("*.txt"))
 
 
 def _groups() -> dict[str, list[str]]:
-    """Each group of packages with what it asks for by itself."""
+    """Each group of packages with its direct requirements."""
     groups = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["dependency-groups"]
     return {name: [each for each in group if isinstance(each, str)] for name, group in groups.items()}
 

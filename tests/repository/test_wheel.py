@@ -276,7 +276,7 @@ def test_the_documented_example_of_a_class_is_typed(python: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_bill_of_materials_has_what_all_extras_need(tmp_path: Path) -> None:
-    """It asks the package index, as whoever publishes a release does."""
+    """It asks the package index, as a release does."""
     copy_sources(tmp_path)
     shutil.copy(CHECKOUT / "Makefile", tmp_path / "Makefile")
     shutil.copytree(CHECKOUT / "requirements", tmp_path / "requirements")

@@ -37,7 +37,7 @@ class Server(Protocol):
         """Of the row (table, key)."""
 
     def freeze(self) -> Server:
-        """The server as a snapshot of now shows it."""
+        """The server as a snapshot taken at this moment shows it."""
 
 
 def kind_of(sql: str) -> str:

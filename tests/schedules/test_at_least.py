@@ -267,8 +267,8 @@ ROWS: Final = ("`customers`", "`id` = %s", (1,))
 class Server:
     """It shows the transactions up to ``shown``, and a row whose version is the last of them.
 
-    ``logged``: what a primary of MariaDB has in its log. ``arrives``: what a replica shows once it has been waited
-    for. ``has_table``: an invalidator has prepared it.
+    ``logged``: the transactions in the log of a MariaDB primary. ``arrives``: the transactions that a replica shows
+    after a wait. ``has_table``: an invalidator has prepared it.
     """
 
     shown: int

@@ -1,8 +1,8 @@
 """One directed schedule for each defence, and the proof that it needs it.
 
-Each schedule leads into a dangerous situation and says what the algorithm made of it. It is played twice: as the
-code stands, where every invariant must hold and the danger must really have been reached; and with exactly one
-defence planted out, where an invariant must break. A test whose plant breaks nothing would be worthless.
+Each schedule leads into a dangerous situation and returns how the algorithm handled it. It is played twice: with the
+code as it is, where every invariant must hold and the danger must really have been reached; and with exactly one
+defence taken out, when an invariant must break. A test whose plant breaks nothing would be worthless.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def prove(
     monkeypatch: pytest.MonkeyPatch,
     **options: Any,
 ) -> None:
-    """``danger``: what the schedule returns when it got where it wanted and was refused."""
+    """``danger``: the schedule's result when it reached the danger and was refused."""
     sound = World(**options)
     assert schedule(sound) == danger
     assert sound.broken == []
@@ -361,7 +361,7 @@ def test_token_is_what_a_server_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_does_not_move_when_its_node_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F10: invalidations go where the key belongs. Nobody tells another node."""
+    """F10: invalidations go only to the node to which the key belongs."""
 
     def schedule(world: World) -> ReadOutcome:
         ring = Placement(tuple(world.stores))
@@ -392,7 +392,7 @@ def test_a_key_does_not_move_when_its_node_is_down(monkeypatch: pytest.MonkeyPat
 
 def test_life_of_a_restarted_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """F7, F8, F9: a node restarts between a reader's guards and its fill, and is admitted again; a stub of another
-    reader has the very version. The fill succeeds, as an entry of the former life: garbage."""
+    reader has the very version. The fill succeeds as an entry of the previous life, which is garbage."""
 
     def schedule(world: World) -> tuple[ReadOutcome, ReadOutcome]:
         world.repeat_version(60)
@@ -422,7 +422,7 @@ def test_life_of_a_restarted_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_life_before_and_after_the_stub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F8: a node restarts between a reader's stub and its guards. The version it holds is of the former
+    """F8: a node restarts between a reader's stub and its guards. The reader's version is from the previous
     incarnation, and would match a stub that is younger than its guards."""
 
     def schedule(world: World) -> ReadOutcome:
@@ -507,7 +507,7 @@ def test_record_is_never_put_back_from_memory(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_lapsed_record_is_not_added_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F64: as above, and whoever puts the record back does it before the lease is decided."""
+    """F64: as above, but the record is put back before the lease is decided."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
@@ -707,8 +707,8 @@ def test_another_ring_neither_fills_nor_hits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_source_closes_before_its_keys_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ADR 0017: a key moves to a shard with a history of its own, and is written there. A reader of the former
-    shards reads the source, whose history and whose stripes say nothing of that."""
+    """ADR 0017: a key moves to a shard with its own history, and is written there. A reader that still has the old
+    shards reads the source, whose history and stripes do not show that."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
@@ -740,8 +740,8 @@ def read_the_source(world: World) -> ReadOutcome:
 
 
 def test_a_former_topology_opens_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ADR 0025: an invalidator of the former topology stands still, or is started again with the former file, while
-    the source is closed and its keys move. Its own heartbeat is young as soon as it goes on."""
+    """ADR 0025: an invalidator of the old topology stands still, or restarts with the old file, while the source is
+    closed and its keys move. Its own heartbeat is young as soon as it goes on."""
 
     def schedule(pause_seconds: float) -> ReadOutcome:
         world = World(lineages=(LINEAGE, "shop/80-"))

@@ -1,7 +1,7 @@
 """Defences whose lack poisons: of failures from elsewhere, and of the holes that this project found in itself.
 
-Continues test_defences.py, by the same rule: each schedule is played as the code stands, and again with one
-defence planted out, where the named invariant must break. What the holes are is in docs/failure-modes.md.
+Continues test_defences.py, by the same rule: each schedule is played with the code as it is, and again with one
+defence taken out, when the named invariant must break. docs/failure-modes.md describes the holes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def lose_an_invalidation(world: World) -> tuple[bool, bool]:
 
 
 def test_no_answer_is_never_a_default_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F11: the client library makes something up where the node did not answer."""
+    """F11: the client library makes up an answer if the node did not send one."""
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         def answer_by_default(self: Run[Any], place: int, _: str) -> None:
@@ -309,8 +309,8 @@ def plant_adoption(_: World, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_acknowledgements_of_a_former_life_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F66: a node restarts, and another invalidator admits it and puts its stripes back. This one has not heard of
-    it: what it appends is of the former life."""
+    """F66: a node restarts, and another invalidator admits it and puts its stripes back. This one has not noticed:
+    it appends to the previous life."""
 
     def schedule(world: World) -> tuple[bool, bool]:
         one = start(world)
@@ -491,7 +491,7 @@ def test_a_record_is_read_before_the_entry_that_it_vouches_for(monkeypatch: pyte
 
 
 def test_the_second_that_a_node_gives_on_top_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F50: nodes count whole seconds and keep items up to one longer. The age of a record is told by its TTL."""
+    """F50: nodes count whole seconds and keep items up to one longer. The TTL of a record gives its age."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
@@ -513,7 +513,7 @@ def test_the_second_that_a_node_gives_on_top_is_counted(monkeypatch: pytest.Monk
 
 
 def test_no_clock_of_a_client_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F36: the reader's clock is an hour behind. How stale a hit can be is told without it."""
+    """F36: the reader's clock is an hour behind. The bound on a hit's staleness does not depend on it."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
@@ -543,7 +543,7 @@ def renewing(one: Invalidator) -> Run[None]:
 
 
 def test_a_renewal_that_arrives_late_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F104: the lease is decided with a heartbeat that is just young enough. Its CAS arrives when the former record
+    """F104: the lease is decided with a heartbeat that is just young enough. Its CAS arrives when the previous record
     is about to expire, and the lease begins only then."""
 
     def schedule(world: World) -> ReadOutcome:
@@ -593,7 +593,7 @@ def test_what_a_late_renewal_says_of_its_age(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_renewal_can_wait_for_the_longer_lease_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F104: the former record is of an invalidator whose lease is longer, so the CAS can arrive later still."""
+    """F104: the previous record is of an invalidator whose lease is longer, so the CAS can arrive later still."""
 
     def schedule(world: World) -> ReadOutcome:
         short = start(world, lease_seconds=2, heartbeat_age_max_seconds=10.0)

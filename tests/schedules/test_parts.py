@@ -84,8 +84,8 @@ def with_keys_of_the_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def overtaken(world: World) -> ReadOutcome:
-    """A reader stands still before it writes its parts. Meanwhile the row is changed, and another one fills the entry
-    anew. Then the first one goes on: its entry is refused, but its parts are written last."""
+    """A reader pauses before it writes its parts. During the pause the row changes, and another reader refills the
+    entry. Then the first one goes on: its entry is refused, but its parts are written last."""
     one = start(world)
     world.commit(KEY)
     one.apply()
@@ -224,7 +224,7 @@ def test_where_another_reader_takes_the_place_nothing_is_stored() -> None:
 
 
 def test_a_node_that_fails_between_entry_and_parts() -> None:
-    """A failure is no miss: nothing is claimed."""
+    """A failure does not count as a miss: nothing is claimed."""
     world = World()
     start(world)
     assert a_reader(world).read() is ReadOutcome.FILLED
@@ -246,7 +246,7 @@ def test_an_entry_without_parts_is_never_stored_where_the_node_refuses_them() ->
 
 
 def test_parts_come_before_their_head() -> None:
-    """Whoever finds the entry finds the parts: a reader that comes between the two waits, and gets a hit."""
+    """A reader that finds the entry also finds the parts; one that comes between the two writes waits, and hits."""
     world = World()
     start(world)
     filling = a_reader(world).reading().until(is_fill)

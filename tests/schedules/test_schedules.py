@@ -124,8 +124,8 @@ def test_two_reads_of_one_context_do_not_take_the_view_from_one_another() -> Non
 
 
 def test_a_view_that_another_read_fetched_does_not_lend_its_life() -> None:
-    """As above; one waits for a slow second node while the first is restarted and admitted. Its CAS number of the
-    former incarnation is then paired with the life of the new one (F8)."""
+    """As above; one waits for a slow second node while the first is restarted and admitted. Its CAS number from the
+    previous incarnation is then paired with the life of the new one (F8)."""
     world = World(nodes=("n1", "n2"))
     first_node, second_node = Invalidator(world).join(), Invalidator(world, node="n2").join()
     first_node.apply()
@@ -207,7 +207,7 @@ def test_a_table_floor_can_be_raised_where_readers_refresh_more_slowly_than_the_
 
 
 def test_a_key_written_often_is_fillable_again_after_a_change_of_epoch() -> None:
-    """Nothing of the former epoch may be demanded for as long as the key is written."""
+    """Nothing of the previous epoch may be demanded for as long as the key is written."""
     world = World()
     one = Invalidator(world).join()
     one.apply()
@@ -328,7 +328,7 @@ def test_a_damaged_position_is_no_error() -> None:
 
 def test_a_version_does_not_outlive_the_connection_it_was_read_on() -> None:
     """Two memberships of one process in one node share its connection. The node restarts; the other membership
-    hears of it and the connection is opened anew; this one's CAS goes out on it, with a version of the former
+    notices, and the connection is reopened; this one's CAS goes out on it, with a version from the previous
     incarnation that a second invalidator's record happens to have again (F8)."""
     world = World(lineages=(LINEAGE, "shop/b"))
     one, sibling = Invalidator(world), Invalidator(world, lineage="shop/b")

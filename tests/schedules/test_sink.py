@@ -1,8 +1,8 @@
 """Directed schedules of the Spark sink: executors send, the driver acknowledges. The procedures are the production
 ones; Spark, the nodes and the primary are made here.
 
-A job is started again by `Job.start`, as after a crash of its driver. The stream begins where all joined nodes have
-acknowledged, as without a checkpoint.
+`Job.start` restarts a job, as after a crash of its driver. The stream begins at the position that all joined nodes
+have acknowledged, as without a checkpoint.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LOST: Final = 60
 
 
 class DriverDied(Exception):
-    """The driver's process ends where it stands."""
+    """The driver's process dies at this step."""
 
 
 class Node:

@@ -1,7 +1,7 @@
 """The defences of stripes: absence refuses, and what is put back lacks nothing that was sent while it was away.
 
-As in test_defences.py every schedule is played twice: as the code stands, and with one defence planted out. The
-invalidators of a schedule are ``one``, who puts a stripe back, and ``two``, who sends meanwhile.
+As in test_defences.py every schedule is played twice: with the code as it is, and without one defence. The
+invalidators of a schedule are ``one``, which puts a stripe back, and ``two``, which sends at the same time.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def test_a_pending_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stripe_of_a_former_life_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F7: a node begins a new life and keeps its memory. The position of a stripe of the former one lacks all that is
-    appended now."""
+    """F7: a node begins a new life and keeps its memory. The position of a stripe of the previous life lacks all
+    later appends."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
@@ -379,7 +379,7 @@ def take_any_pending(_: World, patch: pytest.MonkeyPatch) -> None:
 
 
 def set_blindly(world: World, _: pytest.MonkeyPatch) -> None:
-    """A stripe is set where it should be compared first."""
+    """A stripe is set without the comparison that should come first."""
 
     def answer(node: str, request: Request) -> Reply | None:
         if not isinstance(request, Cas) or request.key != world.stripe_key():
@@ -451,9 +451,9 @@ def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(
 def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F90: the race of two invalidators that a counter of put-backs cannot tell: one sees that the stripe is
+    """F90: the race of two invalidators that a counter of put-backs cannot detect: one sees that the stripe is
     missing and is paused. The other one sends an event, finds nothing to append to, and acknowledges it. The
-    first goes on, and a heartbeat has come back meanwhile."""
+    first goes on, and a heartbeat has come back since."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one, two = start(world), start(world)
@@ -802,8 +802,8 @@ def test_what_an_invalidator_missed_is_put_back_first(monkeypatch: pytest.Monkey
 
 
 def test_a_key_of_a_new_shard_is_cacheable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F96: a reshard gives a key that is written all the time to a shard with a history of its own. The stripes
-    of the former shard demand positions that no token names any more, and are not asked."""
+    """F96: a reshard gives a key that is written all the time to a shard with its own history. The stripes of the
+    old shard demand positions that no token names any more, and are not read."""
     moved = lookup(policy=replace(CUSTOMER, lineages=(OTHER,)))
 
     def schedule(world: World) -> list[ReadOutcome]:

@@ -81,19 +81,19 @@ def define(policy: ObjectPolicy = POLICY) -> ObjectDefinition:
 
 
 class ProcessDied(Exception):
-    """The process ends where it stands."""
+    """The process dies at this step."""
 
 
 class Scene:
     """One invalidator process, its loop, and a primary whose log can be cut at both ends.
 
-    ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
-    does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause.
-    ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes to say where it
-    stands. ``dies_in_wait``: the process ends in its next pause. Every second that the loop polls, the stripes are
-    looked at and a heartbeat is written. ``primary``: the identity of the primary; ``is_succession_certain``: whether
-    servers or the operator say that it has all that readers saw of the former one. ``in_stream``: happens while the
-    stream is open, which goes on.
+    ``purged``: the positions that the log no longer holds. ``hidden``: the number of last commits that the primary
+    has logged and hides before ``shown_at``. ``suspended_seconds``: the length of the process's next pause.
+    ``delay_seconds``: the time until the log reaches the loop; ``head_seconds``: the time that the primary takes to
+    return its head. ``dies_in_wait``: the process ends in its next pause. Every second that the loop polls, the
+    stripes are looked at and a heartbeat is written. ``primary``: the identity of the primary;
+    ``is_succession_certain``: servers or the operator say that it has all that readers saw of the previous one.
+    ``in_stream``: calls made while the stream is open, which stays open.
     """
 
     def __init__(self, world: World, lease_seconds: int = L_SECONDS) -> None:
@@ -361,8 +361,8 @@ def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("calm")
 def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F28, F29: streamed transactions are lost with the primary. Their numbers are given again later, and whoever
-    only waits for them takes the new ones for the old."""
+    """F28, F29: streamed transactions are lost with the primary. Their numbers are given again later, and an
+    invalidator that only waits for them takes the new ones for the old."""
 
     def schedule(world: World) -> tuple[int, bool]:
         scene = Scene(world)
@@ -389,8 +389,8 @@ def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.Monk
 
 
 def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table floor is raised before the event is acknowledged. Where the process dies in between, and the failover
-    loses the event, only the floor names it: no server would ever show it, and nothing be filled again."""
+    """A table floor is raised before the event is acknowledged. If the process dies in between, and the failover
+    loses the event, only the floor names it: no server would ever show it, and no fill would ever succeed again."""
 
     def schedule(world: World) -> tuple[int, ReadOutcome]:
         scene = Scene(world)
@@ -422,7 +422,7 @@ def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.Monkey
 
 def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is revived waits for all that the primary has executed. A failover loses some of it before the
-    stream is open: whoever had looked at the history until then would never look again."""
+    stream is open: an invalidator that compared histories before that would never compare them again."""
 
     def schedule(world: World) -> tuple[int, bool]:
         scene = Scene(world)
@@ -552,7 +552,7 @@ def test_a_heartbeat_of_another_primary_renews_no_lease(monkeypatch: pytest.Monk
 
 def test_the_shortest_lease_outlasts_the_pauses_of_a_lost_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that lapsed in a pause took its node out, the others went on, and nobody saw any more for how long
-    the history had been lost: with two nodes, one of them closed, that went on for ever."""
+    the history had been lost: with two nodes, one of them closed, that never ended."""
 
     def schedule(world: World) -> bool:
         scene = Scene(world, lease_seconds=2)
@@ -664,7 +664,7 @@ def test_a_heartbeat_is_as_old_as_its_writing(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("calm")
 def test_both_images_of_a_change_are_invalidated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F35: an order moves from one customer to another; the former one's value shows it still."""
+    """F35: an order moves from one customer to another; the value of the first one still shows it."""
 
     def schedule(world: World) -> ReadOutcome:
         scene = Scene(world)
@@ -722,8 +722,8 @@ class Server:
     """A replica with two rows, each of which has the number of the transaction that changed it last.
 
     ``commits_after``: the statements behind which another transaction is replicated. ``dies_at``: the statement that
-    it does not answer. ``answers_for``: the key whose row it returns, whatever it was asked for. ``logged``: what its
-    binary log has beyond what it shows.
+    it does not answer. ``answers_for``: the key whose row it returns for every key. ``logged``: the transactions that
+    its binary log has beyond those that it shows.
     """
 
     def __init__(self, executed: int = 10, name: str = "one", logged: int = 0) -> None:
@@ -748,7 +748,7 @@ class Server:
 
 
 class ScriptedSession(Session):
-    """``places``: the servers that a proxy sends the statements to, in turn, the last one for ever."""
+    """``places``: the servers to which a proxy sends the statements, in turn, staying with the last one."""
 
     def __init__(self, *places: Server) -> None:
         super().__init__(self.next_server)
@@ -1010,7 +1010,7 @@ def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_number_is_asked_for_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F116: MySQL compares a DECIMAL with text as floating point, where these two are equal."""
+    """F116: MySQL compares a DECIMAL with text as floating point, by which these two are equal."""
     builder = KeyBuilder(NAMESPACE, POLICY.name, (KeyColumn("price", ColumnKind.DECIMAL),))
     stored = [Decimal("1152921504606846976.50"), Decimal("1152921504606846977.50")]
 
@@ -1103,8 +1103,8 @@ def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
 
 def test_a_node_opens_again_after_history_was_lost_under_two_invalidators() -> None:
     """I5: A notices the loss, raises the epoch and begins the new life. B, whose write is refused, joins that life
-    while it is closed, and its target is the new head united with what B has streamed of the lost history: no
-    stream ever brings that. A dies; B keeps the node closed for ever."""
+    while it is closed, and its target is the new head united with the lost history that B has streamed: no stream
+    ever brings that. A dies; B keeps the node closed forever."""
     world = World()
     one, two = Invalidator(world).join(), Invalidator(world).join()
     world.commit(KEY)
@@ -1141,7 +1141,7 @@ def test_a_record_is_closed_and_not_lost_while_the_stream_cannot_be_opened() -> 
 
 
 def test_a_record_is_closed_and_not_lost_while_no_heartbeat_can_be_written() -> None:
-    """As above, where the stream runs and only the heartbeats fail."""
+    """As above, while the stream runs and only the heartbeats fail."""
     world = World()
     scene = Scene(world)
     scene.run(3)

@@ -39,7 +39,7 @@ RuleOfFills: TypeAlias = Callable[..., ReadOutcome | None]
 
 
 def prove_use(schedule: Schedule, expected: object, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``expected``: what the schedule returns as the code stands; with the plant it must return something else."""
+    """``expected``: the schedule's result with the code as it is; with the plant the result must differ."""
     sound = World()
     assert schedule(sound) == expected
     assert sound.broken == []
@@ -81,7 +81,7 @@ def test_a_time_in_the_future_blocks_no_fill(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_on_an_idle_shard_equal_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F38: after the last change nothing moves any more. What contains exactly it may be stored."""
+    """F38: after the last change nothing moves any more. A read with exactly that position may be stored."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
@@ -189,7 +189,7 @@ def test_of_many_who_miss_one_reads_the_database(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nobody_depends_on_the_holder_of_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F41, F72: the winner dies. memcached never gives the win again, so whoever has waited may store, too."""
+    """F41, F72: the winner dies. memcached never gives the win again, so every reader that waited may store, too."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
@@ -293,7 +293,7 @@ def test_a_copy_does_not_end_between_question_and_answer(monkeypatch: pytest.Mon
 
 
 def test_two_keys_in_one_place_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F45: the digests of two long keys are equal. The one that is stored is no answer to the other."""
+    """F45: the digests of two long keys are equal. The stored entry does not answer the other key."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)

@@ -1,7 +1,7 @@
 """A small world in which schedules are played: databases, memory nodes, invalidators and readers, one clock.
 
 Everything is deterministic. Each procedure is a `Run` that is carried out request by request, so that a schedule
-can stop it between any two of them, lose a request or a reply, and let others act meanwhile. After every request
+can stop it between any two of them, lose a request or a reply, and let others act in between. After every request
 the world holds node records and stripes against the invariants (I2, I3), and every hit against what was
 acknowledged before the read began (I1) and against the clock (I7); what does not hold is collected in
 ``World.broken``.
@@ -181,7 +181,7 @@ class Replica:
         return EventToken(lineage, "-", epoch, self.timestamp_us, position)
 
     def value(self, lookup: Lookup) -> list[int]:
-        """A row is told by the transactions that made it: a hit then shows what it reflects."""
+        """A row is the list of transactions that made it, so a hit shows the transactions that it reflects."""
         return [
             made.number
             for made in self.database.transactions
@@ -456,7 +456,7 @@ class Run(Generic[Result]):
 class World:
     """Stores, databases, the clock, and what was seen to break.
 
-    ``acknowledged``: for each node and lineage, everything that a record has ever claimed as progress.
+    ``acknowledged``: by node and lineage, everything that a record has ever claimed as progress.
     ``reads_rows_first``: a defect; the token must come before the rows.
     """
 
@@ -570,7 +570,7 @@ class World:
         return stripe_key(NAMESPACE, lineage, stripe_number(item or KEY, self.stripes))
 
     def find_stripe(self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE) -> Stripe | None:
-        """The stripe of an item in the node's present life; None where it is absent or pending."""
+        """The stripe of an item in the node's current life; None if it is absent or pending."""
         held = self.stores[node].peek(self.stripe_key(item, lineage))
         record = self.find_record(node, lineage)
         return None if held is None or record is None else self._decode_stripe(held.value, record.life)
@@ -747,8 +747,8 @@ KEY: Final = lookup().item
 class Invalidator:
     """One process's membership in one node, with a stream that delivers what the test says.
 
-    ``passed``: how far the stream was when the last own heartbeat came back. ``restorer``: of the node's stripes, on
-    a connection of its own.
+    ``passed``: the position of the stream when the last own heartbeat came back. ``restorer``: restores the node's
+    stripes on its own connection.
     """
 
     world: World
@@ -940,8 +940,7 @@ def compared(
     reading: Procedure[list[Read]],
     at_least: Mapping[str, EventToken] = NO_TOKENS,
 ) -> Procedure[list[Read]]:
-    """The same procedure. The short way is given the same answers at the same time, and must find the very same hits,
-    and none where there is none."""
+    """The same procedure. The short way gets the same answers at the same time, and must find the very same hits."""
     begun_at = context.clock()
     short: list[Read | None] | None = None
     is_sure = False
@@ -982,8 +981,8 @@ def _take_short_way(
     answers: Sequence[Any],
     at_least: Mapping[str, EventToken],
 ) -> list[Read | None] | None:
-    """What it makes of the answers to a procedure's first step; None where that asked for records as well, or for a
-    key twice, or where a node failed."""
+    """The hits that it finds in the answers to a procedure's first step; None if that step also asked for records, or
+    twice for a key, or if a node failed."""
     wanted = {
         node: [each.item for each in lookups if each.node == node] for node in {e.node for e in lookups}
     }

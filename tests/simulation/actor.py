@@ -42,7 +42,7 @@ class _FlowState:
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """``restart`` gives a new procedure when the former one ended; None: the actor is done then."""
+    """``restart`` returns a new procedure when the previous one has ended; None: the actor is done then."""
 
     name: str
     transport: Transport
@@ -73,7 +73,7 @@ class Actor:
         return None
 
     def crash(self) -> None:
-        """The process dies where it stands; its connections break."""
+        """The process dies at once; its connections break."""
         if self.procedure is not None:
             self.procedure.close()
         self._drop_flows()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SESSION_FAULTS: Final = ("move_session", "cut_session")
 SESSION_FAULT_SHARE: Final = 0.1
-"""How many statements suffer one, where it can be."""
+"""The share of the statements that suffer a fault, if one is possible."""
 
 PRIMARY_SHARE: Final = 0.2
 CLOSED_SHARE: Final = 0.4
@@ -74,13 +74,13 @@ class Turns:
         return self._result
 
     def pause(self) -> None:
-        """Called by the work, also where it cleans up."""
+        """Called by the work, also while it cleans up."""
         own = getcurrent()
         assert own.parent is not None
         own.parent.switch()
 
     def end(self) -> None:
-        """The work stops where it stands."""
+        """The work stops at its current statement."""
         while self._greenlet is not None and not self._greenlet.dead:
             self._greenlet.throw()
 
@@ -148,7 +148,7 @@ def _in_versions(loaded: Loaded) -> Loaded:
 
 
 class SimulatedSession(Session):
-    """A session on one of a shard's servers, or behind the proxy. ``place``: of the replica, None: the primary."""
+    """A session on one of a shard's servers, or behind the proxy. ``place``: the replica's index; None: primary."""
 
     def __init__(self, world: World, turns: Turns, shard: Shard, *, is_primary: bool) -> None:
         super().__init__(self._reach)
@@ -203,8 +203,8 @@ class SimulatedSession(Session):
     def find_rows(
         self, shown: Any, table: str, keys: Sequence[Any], *, is_named: bool
     ) -> list[tuple[Any, ...]]:
-        """As the database takes keys for equal. A row whose version is 0 does not exist for an object of one row with
-        an exact key that is no number. Others have always been there."""
+        """Finds keys that the database takes for equal. A row whose version is 0 does not exist for an object of one
+        row with an exact key that is not a number. All other rows have always existed."""
         world, kind = self._world, self._world.kind
         has_absent = is_named and world.options.key_kind != NUMBERS and kind.column.is_exact
         found = []

@@ -1,7 +1,7 @@
 """Planted bugs: one defence each, taken out of the production code. The tests of the checkers.
 
 Each must be caught by the simulator (``python -m tests.simulation --bugs``) and by a directed schedule
-(tests/schedules/test_defences.py). A bug is a patch of the very functions that run in production, or, where the
+(tests/schedules/test_defences.py). A bug is a patch of the very functions that run in production, or, if the
 defence is the backend's or the reader's own, a change of the world's transport.
 """
 
@@ -443,7 +443,7 @@ def _put_back_by_set() -> Planted:
 
 
 def _put_back_by_add() -> Planted:
-    """The whole stripe is added at once where there is none."""
+    """If the stripe is missing, it is added whole at once."""
 
     def look(self: Restorer) -> Procedure[None]:
         (item,) = yield Flow(
@@ -528,7 +528,7 @@ def _one_lease() -> Planted:
 
 
 def _own_lease() -> Planted:
-    """A renewal arrives within the own lease, whatever the former record has."""
+    """A renewal arrives within the process's own lease, whatever the lease of the previous record."""
 
     def age(self: Membership, beat: HeartbeatSeen, now: float) -> float:
         return now + self.policy.lease_seconds - beat.written_at
@@ -580,7 +580,7 @@ def _opened_before_caught_up() -> Planted:
 
 
 def _new_primary_trusted() -> Planted:
-    """Records follow whoever is the primary; nobody asks whether anything was lost."""
+    """Records follow any new primary; nobody checks whether anything was lost."""
 
     def follow(self: Applier, head: Head) -> Procedure[None]:
         members = self.joined

@@ -67,8 +67,8 @@ class Violation(AssertionError):
 class Life:
     """What was published in one life of one node, for one lineage.
 
-    ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_excused``: a failover took back
-    what it holds. ``lost_at``: when, where the life had followed the former primary, which ``lost_with`` names; some
+    ``scanned``: the length of the log that is known to be acknowledged without a gap. ``is_excused``: a failover lost
+    its changes. ``lost_at``: the time of that, if the life had followed the previous primary, ``lost_with``; some
     time later nobody may vouch for it any more. ``is_accepted``: it goes on under another primary all the same.
     """
 
@@ -96,8 +96,8 @@ class Seen:
 
 
 def _staleness_max(options: Options) -> float:
-    """I7. Where the clock of a node fails, the readers' own clocks bound the age of a hit: the wall clock, when the
-    record is read, with the skew that is allowed and the one that there is."""
+    """I7. If the clock of a node fails, the readers' own clocks bound the age of a hit: the wall clock at which the
+    record is read, plus the allowed skew and the actual one."""
     is_clock_struck = not options.faults.isdisjoint(("stop_clock", "step_clock"))
     skews = 2 * options.clock_skew_seconds + options.node_refresh_seconds if is_clock_struck else 0.0
     return options.max_staleness_seconds * (1 + 2 * options.clock_rate_error) + skews
@@ -139,7 +139,7 @@ class Checker:
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.served: set[bytes] = set()
 
-    # -- what the world tells -----------------------------------------------------------------------------
+    # -- reports of the world -----------------------------------------------------------------------------
 
     def executed(self, who: str, node: str, request: Request, reply: Reply) -> None:
         if isinstance(request, Get):
@@ -201,8 +201,8 @@ class Checker:
         self._removed = {place: held for place, held in self._removed.items() if place[0] != node}
 
     def history_lost(self, shard: Shard) -> None:
-        """Commits will be gone for good: in this epoch what was cached from them has no truth to be compared with.
-        Its hits are excused as long as a lease may last whose heartbeat went to the former primary."""
+        """Commits will be gone for good: in this epoch, nothing can verify values that were cached from them. Their
+        hits are excused as long as a lease may last whose heartbeat went to the previous primary."""
         self._lost_epochs[shard.lineage] = shard.epoch
         for key, life in self._lives.items():
             if key[1] == shard.lineage:
@@ -263,7 +263,7 @@ class Checker:
                     )
 
     def _check_hit_elsewhere(self, who: str, lookup: Lookup, seen: Seen, oldest: float) -> None:
-        """In a reshard: a row has one history, over all the shards that it was on. Its copy is no event of it."""
+        """In a reshard: a row has one history over all its shards. Copying it is not an event of that history."""
         versions: dict[str, int] = {}
         for _, table, version, _, _ in self._versions(lookup, seen.data):
             versions[table] = max(version, versions.get(table, 0))

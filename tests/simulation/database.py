@@ -1,6 +1,6 @@
 """A shard as the simulator has it: a primary's log, what the primary shows, and replicas that lag.
 
-Rows have versions: the number of the last commit that changed them. Numbers grow for ever, also after a failover
+Rows have versions: the number of the last commit that changed them. Numbers always grow, also after a failover
 that loses commits, so that "older" needs no clock and no GTID to be judged: the checkers compare numbers.
 """
 
@@ -20,8 +20,8 @@ Row = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commit:
-    """One transaction of the log. ``rows``: what it changed, also by replacing a whole table. ``versions``: of rows
-    that were copied from another shard, whose versions they keep."""
+    """One transaction of the log. ``rows``: the rows that it changed, also by replacing a whole table. ``versions``:
+    the versions of rows that were copied from another shard and keep them."""
 
     number: int
     position: Position
@@ -42,8 +42,8 @@ class Commit:
 class Server:
     """What a server shows: its executed set, and the version of each row in it.
 
-    ``log``: that of a primary, which is ahead of what it shows. ``applied_as_replica``: all that a primary of MariaDB
-    says of what it shows, from before its promotion. ``late_domain``: one of MariaDB that it does not apply for now.
+    ``log``: the log of a primary, which is ahead of its rows. ``applied_as_replica``: everything that a MariaDB
+    primary applied before its promotion. ``late_domain``: a MariaDB domain that it does not apply for now.
     """
 
     name: str
@@ -306,7 +306,7 @@ class Shard:
                 replica.is_stopped = replica.is_errant = True
 
     def rebuild(self, place: int) -> None:
-        """A replica is set up anew from the primary."""
+        """A replica is rebuilt from the primary."""
         old = self.replicas[place]
         self.replicas[place] = self._rebuilt(old.name, len(self.primary.applied))
         self.replicas[place].is_out_of_order = old.is_out_of_order

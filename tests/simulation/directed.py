@@ -44,7 +44,7 @@ SCHEDULE_FILES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """``passed``: how many schedules of a file hold; ``complaint``: what pytest says where one does not."""
+    """``passed``: the number of schedules of a file that hold; ``complaint``: pytest's output if one does not."""
 
     file: str
     passed: int
@@ -204,4 +204,4 @@ _IN_THE_WORLD: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "keys move when a node is down": (Reader, "reading", _elsewhere),
     STAYS_OPEN: (Membership, "_lease", _always_serving),
 }
-"""Where a bug is planted: class, name, and what becomes of it."""
+"""The place of each planted bug: class, name, and replacement."""

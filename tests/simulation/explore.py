@@ -1,12 +1,12 @@
-"""Exhaustive mode: every interleaving of small worlds, so that for those sizes the claim is no sample.
+"""Exhaustive mode: every interleaving of small worlds, so that for those sizes the claim is not a sample.
 
 A state is what the node holds, the clock, how far the database is, what faults are left, and for each actor all
 the answers it has had. The latter stands for its local state: a procedure is a function of its answers, so equal
 answers mean equal states, and its pending step is found by feeding them to a fresh one. States are hashed and
 visited once, breadth first; a violation comes with the shortest history that leads to it.
 
-The procedures are the production ones; the invalidators run ``invalidator.loop.loop``. What a world leaves out (other
-nodes, other keys, clocks that run differently) is said in its docstring and in docs/testing.md.
+The procedures are the production ones; the invalidators run ``invalidator.loop.loop``. A world's docstring and
+docs/testing.md say which parts it leaves out: other nodes, other keys, clocks that run differently.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class SmallWorld:
     ``restarts``, ``crashes``, ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append,
     ``refusals`` of an append for memory: how often each may strike. ``shows_late``: the primary may show a commit
     after it was streamed.
-    ``in_order``: the first of the ``ticks`` comes first. ``stops``: like ``ticks``, and the node's clock stands still
-    meanwhile. ``stalls``: polls at which the stream gives nothing. ``late_beats``: heartbeats whose answer is lost,
-    and which come into the log at any later moment.
+    ``in_order``: the first of the ``ticks`` comes first. ``stops``: like ``ticks``, but the node's clock stands
+    still. ``stalls``: polls at which the stream gives nothing. ``late_beats``: heartbeats whose answer is lost, and
+    which come into the log at any later moment.
     ``shorten_share``: see ``freshness.algorithm.invalidate``. ``fills_from_log``: the log holds whole rows, and the
     invalidators replace entries by them. ``asks``: each read asks for the last change that has returned, as a session
     does that has made it. ``in_parts``: every value is in two parts, of which ``part_evictions`` may go.
@@ -229,9 +229,9 @@ what became of it."""
 
 
 class ActorState(NamedTuple):
-    """``history``: identifies all answers so far. ``replies``: those of the flow in hand. ``connection``: the
-    node's incarnation it is connected to, -1 for none. ``seen``: the entry its last get returned, and what had
-    been acknowledged then, and when that was. ``generation``: how often the process was started again."""
+    """``history``: identifies all answers so far. ``replies``: the replies of the current flow. ``connection``: the
+    node's incarnation it is connected to, -1 for none. ``seen``: the entry that its last get returned, the changes
+    acknowledged then, and the time. ``generation``: how often the process was restarted."""
 
     history: int
     replies: tuple[Any, ...]
@@ -253,8 +253,8 @@ class Entry(NamedTuple):
 
 class State(NamedTuple):
     """``behind``: by how much the node's clock is late. ``begun``: heartbeats on their way, by when they were begun.
-    ``shown``: how much of the log the primary shows. ``attempted``: what each actor appended to each stripe, be it
-    there or not, since it last published. ``removed``: (item, number) of the log, removed after that."""
+    ``shown``: how much of the log the primary shows. ``attempted``: the changes that each actor appended to each
+    stripe since it last published, even if lost. ``removed``: (item, number) of the log, removed after that."""
 
     now: float
     behind: float
@@ -392,12 +392,12 @@ _FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
     Transaction: lambda answer: (answer.position, answer.heartbeats[0].sequence, bool(answer.changes)),
     Head: lambda answer: answer.position,
 }
-"""What can be hashed, and is equal exactly where the answers are."""
+"""A hashable form of each answer; two forms are equal exactly if the answers are."""
 
 
 class _Store(MemoryStore):
-    """A node that counts the versions of each key by themselves. Only equality of versions of one key means anything,
-    so this leaves nothing out, and states do not differ by the order of writes to different keys."""
+    """A node that counts the versions of each key separately. Only equality of versions of one key means anything, so
+    this leaves nothing out, and states do not differ by the order of writes to different keys."""
 
     def __init__(self, name: str, *, clock: Callable[[], float]) -> None:
         super().__init__(name, clock=clock)
@@ -506,7 +506,7 @@ class Explorer:
         return {lookup.item: LoggedRow(lookup, version) for lookup in self.lookups}
 
     def _restorer(self, number: int, start: int) -> Callable[[], Program]:
-        """Two looks are for the beginning, where the stripes are put in their place."""
+        """The first two looks put the stripes in place."""
 
         def run(restorer: Restorer) -> Generator[Any, Any, None]:
             for _ in range(2 + self.world.looks * (number < self.world.restorers)):
@@ -858,7 +858,7 @@ class Explorer:
         return self._answered(state, place, error if isinstance(step, Flow) else [error])
 
     def _load(self, state: State, place: int, step: Load) -> tuple[Label, State, str]:
-        """Token, then row, from the replica, or from the primary where the replica lacks what is asked for. As two
+        """Token, then row, from the replica, or from the primary if the replica lacks a demanded change. As two
         actions: the server may apply in between."""
         actor, name = state.actors[place], self._name(place)
         if not actor.replies:
@@ -924,7 +924,7 @@ class Explorer:
     # -- what must hold -------------------------------------------------------------------------------------
 
     def _observed(self, state: State, place: int | None, request: Any, reply: Any) -> tuple[State, str]:
-        """``place``: of the sender; None where it has given up."""
+        """``place``: the index of the sender; None if it has given up."""
         if isinstance(request, Get):
             if request.key in self.items and place is not None:
                 state = self._settled(
@@ -1076,7 +1076,7 @@ class Explorer:
 
 
 def _twin(version: int) -> bytes:
-    """A value in two parts, each of which tells the version."""
+    """A value in two parts, each of which contains the version."""
     return f"{version},{version}".encode()
 
 

@@ -201,7 +201,7 @@ def _strike_reshape(world: World) -> None:
 
 
 def _strike_stop_clock(world: World) -> None:
-    """The node answers nobody meanwhile. A machine that was suspended goes on with its clock where that stood; a
+    """The node answers nobody during the stop. After a suspend the machine's clock goes on from its old time; a
     process that was stopped answers by the old time for a moment, and then knows the right one."""
     node, options = _any_node(world), world.options
     store, clock = world.stores[node], world.clocks[node]
@@ -237,7 +237,7 @@ def _strike_restripe(world: World) -> None:
 
 
 def _strike_share_server(world: World) -> None:
-    """A name comes to mean the server of another one (F94), or its own again, which was set up anew."""
+    """A name resolves to the server of another name (F94), or to its own again, which was rebuilt."""
     servers = world.network.servers
     if len(servers) == 1 or any(store.down for store in servers.values()):
         return

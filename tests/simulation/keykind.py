@@ -20,8 +20,8 @@ NUMBERS: Final = "numbers"
 
 @dataclass(frozen=True, slots=True)
 class KeyKind:
-    """``stored``: the key of each row, as a row image has it. ``spellings``: of each row, what readers ask for.
-    ``normalize``: equal for the database if and only if this is equal, of an asked and of a stored value."""
+    """``stored``: the key of each row, as a row image has it. ``spellings``: the keys that readers use, by row.
+    ``normalize``: gives equal results for two keys, asked or stored, exactly if the database takes them for equal."""
 
     column: KeyColumn
     stored: tuple[Any, ...]

@@ -27,13 +27,13 @@ LIVELY_EVERY_SEEDS: Final = 20
 PROBE_SECONDS: Final = 0.25
 
 WORK_SECONDS: Final = 20.0
-"""For all that is no wait: requests, heartbeats, a job that starts again, a replica that catches up, the prober."""
+"""For everything else: requests, heartbeats, a job that restarts, a replica that catches up, the prober."""
 
 
 def bound_seconds(world: World) -> float:
-    """The sum of the waits that ``docs/invariants.md#bounds`` names, of which each may follow the one before.
+    """The sum of the waits that ``docs/invariants.md#bounds`` names, each of which may follow another one.
 
-    What was stored before the faults ended stays for as much longer as its node's clock was set back meanwhile.
+    An entry from before the end of the faults stays longer, by the seconds that its node's clock was set back.
     A node is joined again: a lease that lapses, a lost history that is confirmed, the longest pause between two
     tries, twice. A stripe is put back: a whole round, a doubt, two pending stripes that expire, one of a process that
     is gone and one of a put-back that is given up. At last the replica must have what was streamed by then: its lag.

@@ -20,7 +20,7 @@ REQUEST_FAULT_SHARE: Final = 0.2
 """How many of the faults that a request could suffer it does suffer: one ends a whole membership."""
 
 REFUSED_SHARE: Final = 0.1
-"""How many appends are refused where they can be."""
+"""The share of appends that are refused, if they can be."""
 
 REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request")
 

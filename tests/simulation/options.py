@@ -34,7 +34,7 @@ FAULTS: Final = (
 )
 BOUND_FAULTS: Final = (
     "fail_beat",  # a heartbeat is not written
-    "lose_beat",  # it is, some time later, and its writer is told that it failed
+    "lose_beat",  # it is, some time later, and its writer gets an error
     "stop_clock",  # a node stands still with its clock, which goes on from there, or jumps to the right time soon
     "step_clock",  # the clock of a node is set back or forth, as Redis counts TTLs by the wall clock
     "restripe",  # the invalidators start again with another number of stripes
@@ -85,7 +85,7 @@ PROFILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``lease_seconds`` L is small, so that expiry is never far away. ``stripes``: of each shard on each node.
+    """``lease_seconds`` L is small, so that expiry is never far away. ``stripes``: per shard and node.
 
     ``chance``: another run of the same world (used to make a violation small).
     """

@@ -1,7 +1,7 @@
 """Spoils recorded histories: each plant puts exactly one thing wrong into a clean one, and says what must be found.
 
-A plant looks for a place where it is possible and where nothing else becomes wrong with it; None where there is none.
-What it expects is worked out from positions and the world's own facts, not from the audit's code.
+A plant looks for a place that allows it and at which it spoils nothing else; None if no place does. It
+derives the expected finding from positions and the world's own facts, not from the audit's code.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def filled_below_floor_and_served(history: History, random: Random) -> set[Expec
 
 
 def _comparable_fills(history: History) -> list[tuple[Row, list[Row]]]:
-    """(fill, changes of its row that its position has) where the row at the token is known."""
+    """(fill, changes of its row that its position has) of each fill whose row is known at the token."""
     found = []
     is_raised = any(change["op"] == "raise" and change["table"] == "a" for change in history.changes)
     if is_raised or history.options.gap_share:

@@ -30,9 +30,9 @@ STAYS_OPEN: Final = "a source stays open when its keys have moved"
 
 @dataclass(slots=True)
 class Reshard:
-    """``is_writable``: whether the application may write; ``is_swapped``: whether invalidators that start now are
-    told that the destinations serve; ``has_moved``: whether writes go there. ``left_behind``: an invalidator of a
-    source, one of two, that stands still during the swap and has the former file for ever (F102)."""
+    """``is_writable``: the application may write; ``is_swapped``: the destinations serve in the file of invalidators
+    that start now; ``has_moved``: writes go to the destinations. ``left_behind``: one of a source's two invalidators,
+    which stands still during the swap and keeps the old file (F102)."""
 
     world: World
     is_split: bool

@@ -1,7 +1,7 @@
 """Make a violation small: fewer faults, actors and steps, as long as the same invariant breaks.
 
 A smaller world is another world, in which chance falls differently, so each candidate is tried with a few
-chances. What is kept is always a world that was seen to violate the invariant.
+chances. Every world that is kept was seen to violate the invariant.
 """
 
 from __future__ import annotations

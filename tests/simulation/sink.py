@@ -82,8 +82,8 @@ def rows_of(
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A part of a micro-batch. ``open_attempts``: those that wait for an executor or run. ``parts``: what the first
-    attempt said whose answer arrived."""
+    """A part of a micro-batch. ``open_attempts``: the attempts that wait for an executor or run. ``parts``: the
+    result of the first attempt whose answer arrived."""
 
     plan: SinkPlan
     ticket: Ticket
@@ -172,7 +172,7 @@ class Driver:
         checkpoint = self.job.checkpoint
         start = self.acknowledger.start_position() if checkpoint is None else checkpoint[0]
         if start is None:
-            return  # a job without a checkpoint begins where the nodes are: one must be there
+            return  # a job without a checkpoint begins at the nodes' position, which must exist
         yield OpenStream(start)
         self.streamed = start
         while True:
@@ -217,7 +217,7 @@ class Driver:
         yield from tasks
 
     def _wait_for(self, tasks: Sequence[Task]) -> Generator[Any, Any, Any]:
-        """Until each task has an answer. Leases are renewed meanwhile, as the keeper's thread does."""
+        """Until each task has an answer. Renews leases during the wait, as the keeper's thread does."""
         world = self.job.world
         while True:
             for task in tasks:

@@ -40,7 +40,7 @@ def silent() -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", SLOW)
 def test_a_slow_world_is_within_the_bound(seed: int) -> None:
-    """Each has so many actors that a step takes a few milliseconds: they need more than 30,000 steps."""
+    """Each world has many actors, so a step takes a few milliseconds: they need more than 30,000 steps."""
     assert run_seed(seed) is None
 
 
@@ -54,7 +54,7 @@ def test_a_pending_stripe_that_stays_for_longer_than_is_promised_is_found(
 
 
 def test_an_item_outlives_its_ttl_by_as_much_as_its_clock_was_set_back() -> None:
-    """Also where the clock was set forward before, and is right in the end."""
+    """Even if the clock was set forward before, and is right in the end."""
     world = World(Options(seed=0))
     store, clock = world.stores[NODE], world.clocks[NODE]
     before = bound_seconds(world)

@@ -42,11 +42,11 @@ Beaten: TypeAlias = tuple[Heartbeat, str]
 
 BEAT_FAULTS: Final = ("fail_beat", "lose_beat")
 BEAT_FAULT_SHARE: Final = 0.3
-"""How many heartbeats fail, or lose their answer, where they can."""
+"""The share of heartbeats that fail, or lose their answer, if they can."""
 
 
 FORMER_ANSWERS_SHARE = 0.3
-"""How often the former primary can be asked."""
+"""How often the previous primary answers."""
 
 
 class Beat:
@@ -58,9 +58,9 @@ class Process:
     """One invalidator of one shard, with its heartbeat and its restorer.
 
     ``cursor``: how much of the log it has taken; ``behind_seconds``: how late the log reaches it;
-    ``configuration``: the deployment that it was started with, ``settings``: its own of the times. ``written``:
-    heartbeats on their way to the primary, ``commits``: those that arrived. ``is_reordered``: it follows a
-    replica that commits out of order.
+    ``configuration``: the deployment that it was started with, ``settings``: its own times. ``written``: heartbeats
+    on their way to the primary, ``commits``: the heartbeats that arrived. ``is_reordered``: it follows a replica
+    that commits out of order.
     """
 
     name: str
@@ -196,8 +196,8 @@ def _poll_reordered(world: World, actor: Actor, process: Process, step: Poll) ->
 
 
 class Writer(HeartbeatWriter):
-    """The production writer on a connection of the simulator: what it writes is on its way until `_write_heartbeat`
-    brings it into the log, also where the answer is lost. ``commits``: those of its session."""
+    """The production writer on a connection of the simulator: its writes are on their way until `_write_heartbeat`
+    brings them into the log, even if the answer is lost. ``commits``: the commits of its session."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """A world: shards, cache nodes, readers and invalidators, one clock, one source of chance.
 
-Each step one actor does one atomic thing, or one fault strikes, and time moves a little. Everything that happens
-is told to the checker. With `trace` on, it is also written down, so that a failing seed can be read.
+Each step one actor does one atomic thing, or one fault strikes, and time moves a little. The checker sees every
+event. With `trace` on, each event is also written down, so that a failing seed can be read.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ class World:
         self.processes[name] = process
         restorer = self.actor_by_name.get(f"{name} restorer")
         if restorer is not None:
-            restorer.crash()  # that of the former process
+            restorer.crash()  # the previous process's
         return process
 
     def _nonce(self, instance: str) -> Callable[[], bytes]:
@@ -523,7 +523,7 @@ class World:
         return reshard.has_moved if self.calm else self.random.random() < self.options.learn_share
 
     def switch(self, known: Deployment) -> None:
-        """Start a reader with the present ring: its copies of records stay with the former process."""
+        """Start a reader with the current ring: the previous process keeps its copies of records."""
         known.ring = self.ring
         known.context.ring = self.placements[self.ring].ring_version
         known.context.views.clear()
@@ -531,7 +531,7 @@ class World:
     def read(
         self, name: str, known: Deployment, lookups: list[Lookup], own: OwnCommits | None = None
     ) -> Generator[Any, Any, list[Read]]:
-        """What was read; nothing where no server of a shard answered. ``own``: commits that are asked for."""
+        """The reads; none if no server of a shard answered. ``own``: commits that are demanded."""
         demand = NO_DEMAND if own is None else own.demand()
         try:
             reads = yield from read_through(known.context, lookups, demand)

@@ -47,8 +47,8 @@ class OwnCommits:
         return Demand(at_least={each.lineage: each for each in self.token.tokens})
 
     def write(self) -> Generator[Any, Any, int | None]:
-        """Change a row, and wait until the commit returns: the primary shows it. The key, None where nothing was
-        changed, or where nobody knows since the primary is gone."""
+        """Change a row, and wait until the commit returns: the primary shows it. Return the key, or None if nothing
+        was changed, or if nobody knows because the primary is gone."""
         world, chance = self.world, self.chance
         if chance.random() < FORGETS_SHARE:
             self.commits, self.token = [], None
