@@ -120,7 +120,7 @@ def test_queries_that_a_loader_starts_side_by_side_run_one_after_the_other(
 def test_more_reads_than_connections_wait_for_one_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a loader reads by the cache, and where some are cancelled."""
+    """Even if a loader reads through the cache, or reads are cancelled."""
     running = Running()
 
     def load(_: Any, lookups: Any, *__: Any) -> list[Loaded]:

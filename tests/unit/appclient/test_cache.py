@@ -175,7 +175,7 @@ def test_only_the_records_of_shards_that_serve_are_fetched(
 
 
 def test_a_kept_key_stands_for_no_other(cache: Cache) -> None:
-    """True and 1.0 equal 1 in Python, and are no keys of an integer column, however often 1 was read."""
+    """True and 1.0 equal 1 in Python, but an integer column does not take them as keys, even if 1 was often read."""
     assert cache.get("customer", 1, explain=True).item == cache.get("customer", 1, explain=True).item
     for other in (True, 1.0):
         with pytest.raises(FormatError, match="customer"):
@@ -268,7 +268,7 @@ members = { pages = ["tenant_id", "slug"], blocks = ["tenant_id", "page"] }
 
 @pytest.fixture
 def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """A cache whose loader tells what it was called with."""
+    """A cache whose loader returns its arguments."""
     kinds = {"tenant_id": ColumnKind.INTEGER, "slug": ColumnKind.STRING, "page": ColumnKind.STRING}
 
     def columns_of(

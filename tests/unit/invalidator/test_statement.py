@@ -186,7 +186,7 @@ def test_names_are_compared_without_case(default_database: str, table: str) -> N
     ],
 )
 def test_a_table_that_is_gone_is_told_where_a_pattern_stands_for_it(sql: str, named: set[str]) -> None:
-    """The schema of now does not have it, and no row of it has come."""
+    """The current schema does not have it, and no row of it has come."""
     found = tables_changed_by(sql, "shop", "shop", MatchedTables(["*"], lambda: ["there"]))
     assert found == named
 

@@ -14,7 +14,7 @@ PAGE: Final = (ROOT / "docs/spark.md").read_text()
 
 
 def find_name(dotted: str) -> object:
-    """The module, or the attribute of one. Raises AttributeError where there is none."""
+    """The module, or the attribute of one. Raises AttributeError if it does not exist."""
     module, _, name = dotted.rpartition(".")
     try:
         return importlib.import_module(dotted)

@@ -1,4 +1,4 @@
-"""Errors of ours are found behind those of Spark, also where several tasks failed at once."""
+"""Finds our errors behind Spark's, even if several tasks failed at once."""
 
 from __future__ import annotations
 

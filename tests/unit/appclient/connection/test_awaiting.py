@@ -25,7 +25,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, An
 
 @asynccontextmanager
 async def served(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server on the same loop: a function that blocked the loop would wait for ever."""
+    """The port of a server on the same loop: a function that blocked the loop would wait forever."""
     server = await asyncio.start_server(serve, HOST, 0, ssl=tls)
     async with server:
         yield server.sockets[0].getsockname()[1]

@@ -181,7 +181,7 @@ def test_the_thread_that_asks_ends_when_all_nodes_answer_and_begins_anew(
 def test_a_probe_that_fails_otherwise_is_begun_anew(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would leave the node alone for ever."""
+    """Otherwise it would never try the node again."""
     monkeypatch.setattr(breaker, "PROBE_SECONDS", 0.001)
     run, begun = Breakers._run, []
     monkeypatch.setattr(Breakers, "_run", lambda _: begun.append("a thread"))

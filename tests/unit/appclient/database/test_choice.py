@@ -40,7 +40,7 @@ def make(
 
 
 def show(choice: ServerChoice, server: ServerAddress, number: int) -> None:
-    """A read of the server has shown so many transactions."""
+    """A read of the server has shown the transactions up to ``number``."""
     choice.note_position(server, parse_position("mysql", f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{number}"))
 
 

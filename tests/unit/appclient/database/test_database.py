@@ -39,7 +39,7 @@ GONE = pymysql.err.OperationalError(2006, "server has gone away")
 
 @dataclass
 class Connected:
-    """A connection that only knows whether it is open. ``trouble``: what its first statement raises."""
+    """A connection that only knows whether it is open. ``trouble``: the error of its first statement."""
 
     address: ServerAddress
     trouble: Exception | None = None
@@ -439,7 +439,7 @@ def test_a_statement_that_took_too_long_is_not_tried_elsewhere(
 def test_a_statement_without_an_answer_is_not_repeated_and_its_server_is_left(
     servers: Servers, database: ShardDatabase
 ) -> None:
-    """It may be running still. Whoever asks next asks another server."""
+    """It may be running still. The next statement goes to another server."""
     database.run(host)
     servers.made[0].trouble = unanswered()
     with pytest.raises(QueryTimedOut, match=r"10\.0\.0\.1:3306"):

@@ -1,4 +1,4 @@
-"""Which lineages a commit token is asked of, and where the token of a keyspace comes from."""
+"""The lineages whose reads demand a commit token, and the source of a keyspace's token."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_parts_that_are_asked_for_commits_of_the_past_read_the_primary(
         assert demand_commits(None, [SHOP]) == {"shop/-80": other}
 
 
-# -- where a token comes from -----------------------------------------------------------------------------
+# -- the source of a token --------------------------------------------------------------------------------
 
 
 class Own:

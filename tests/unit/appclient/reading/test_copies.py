@@ -31,7 +31,7 @@ class Process:
         self.copies.note(lookup(key), Read(ReadOutcome.HIT, payload), asked_at)
 
     def find(self, key: str, age_max_seconds: float = 1.0) -> bytes | str | None:
-        """The payload, or "nothing" where no copy serves."""
+        """The payload, or "nothing" if no copy serves."""
         read = self.copies.find(lookup(key), age_max_seconds, ReadOutcome.LOCAL_HIT)
         if read is None:
             return "nothing"
@@ -90,7 +90,7 @@ def test_the_bytes_are_bounded_and_the_oldest_copy_goes_first() -> None:
     process = Process(bytes_max=2 * COPY_BYTES + 20)
     process.hit("a", b"0123456789")
     process.hit("b", b"0123456789")
-    process.hit("a", b"0123456789", asked_at=100.1)  # made anew
+    process.hit("a", b"0123456789", asked_at=100.1)  # replaced
     process.hit("c", None)
     assert [process.find(key) for key in "abc"] == [b"0123456789", "nothing", None]
     process.hit("d", b"more than all others may have together" * 100)

@@ -78,7 +78,7 @@ class Reader(threading.Thread):
 
 
 def wait_waiting(flights: Flights, key: int, count: int) -> None:
-    """Return when so many readers have joined the load that is to follow."""
+    """Return when ``count`` readers have joined the load that is to follow."""
     found, tick = (lookup(key).item, lookup(key).identity), threading.Event()
     while True:
         following = flights._next.get(found)

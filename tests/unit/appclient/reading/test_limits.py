@@ -1,4 +1,4 @@
-"""At most so many reads of the database in a second: who waits, who is refused, and how much is caught up."""
+"""The bound on reads of the database per second: which reads wait or are refused, and how much idle time counts."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 def load(
     monkeypatch: pytest.MonkeyPatch, rows: Rows, keys: Sequence[object], column: KeyColumn = NUMBER
 ) -> list[Loaded]:
-    """``rows``: those of each shard. A shard without any is one whose server gives no token."""
+    """``rows``: the rows of each shard. The server of a shard without rows gives no token."""
     policy = ObjectPolicy("customer", 5, ("customers",), LINEAGES, 60)
     config = ObjectConfig(name="customer", keyspace="shop", table="customers")
     builder = KeyBuilder("shop", "customer", (column,))

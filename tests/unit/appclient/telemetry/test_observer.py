@@ -1,4 +1,4 @@
-"""Telemetry without servers: what is noted is not lost, who is told, what must not be loaded or counted twice."""
+"""Telemetry without servers: no note is lost, observers get each event, and nothing is loaded or counted twice."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_without_spans_of_the_library_the_caller_s_span_stays_the_current_one(
 
 
 class Told(Observer):
-    """Notes what it is told, in a list that several share."""
+    """Notes its calls in a list that several observers share."""
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told

@@ -79,7 +79,7 @@ class Scene:
         self.now += seconds
 
     def join(self) -> bytes:
-        """The life that the node is in; empty where it was not joined."""
+        """The current life of the node; empty if it was not joined."""
         self.driver.run(self.applier.join_missing())
         member = self.applier.members[NODE]
         return member.joined_record().life if member.is_joined else b""
@@ -219,7 +219,7 @@ def test_a_node_that_another_process_kept_up_to_date_keeps_its_life() -> None:
 
 
 def test_a_stream_of_a_former_epoch_is_opened_again() -> None:
-    """F28: also where no node is joined that would show it."""
+    """F28: even if no node is joined that would show it."""
     applier = Scene().applier
     assert not applier.needs_rewind
     applier.epoch = 2

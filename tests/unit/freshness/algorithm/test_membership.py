@@ -136,7 +136,7 @@ def test_the_floor_covers_what_was_streamed_before_the_primary_shows_it() -> Non
 
 
 def test_the_floor_holds_nothing_of_a_history_that_was_lost() -> None:
-    """F28: what was streamed in the former epoch never comes again, and no read would contain it."""
+    """F28: transactions streamed in the previous epoch never come again, and no read would contain them."""
     world = World()
     made = world.commit(KEY)
     lost = world.database.head
@@ -160,7 +160,7 @@ def test_an_admission_that_dies_leaves_a_node_that_nobody_revives() -> None:
 
 
 def test_the_copy_of_a_life_that_never_began_is_not_revived() -> None:
-    """Its floor is empty: everything could be stored. Its epoch tells only where epochs do not begin at 0."""
+    """Its floor is empty: everything could be stored. Its epoch shows this only if epochs do not begin at 0."""
     world = World()
     world.database.epoch = 0
     run = Invalidator(world).joining().until_kind(Add, key=RESUME)
@@ -269,7 +269,7 @@ def test_the_record_and_its_copy_belong_to_the_server_process_that_stores_them()
 
 
 def test_two_names_of_one_server_never_share_a_record() -> None:
-    """P5: a key would be placed on both, and be found by the one name where it was invalidated by the other."""
+    """P5: a key placed on both would be found under one name although it was invalidated under the other."""
     world = World(nodes=(NODE, "n2"))
     world.stores["n2"] = world.stores[NODE]
     world.check = lambda: None  # type: ignore[method-assign]
@@ -639,7 +639,7 @@ def test_a_batch_is_published_although_another_invalidator_has_published_somethi
 
 
 def test_the_lease_is_kept_while_a_batch_is_sent_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would never be acknowledged, and be sent for ever."""
+    """Otherwise the batch would never be acknowledged, and be sent forever."""
     monkeypatch.setattr(apply, "KEYS_AT_ONCE_MAX", 2)
     world = World()
     one = start(world)
@@ -695,7 +695,7 @@ def test_a_record_that_is_taken_over_open_is_closed_and_never_lapses(lease_secon
 
 
 def test_a_longer_lease_of_another_invalidator_counts() -> None:
-    """F104: a renewal can arrive as long as the former record lives, and that is the other one's lease."""
+    """F104: a renewal can arrive as long as the previous record lives, which is the other invalidator's lease."""
     world = World()
     long = Invalidator(world, lease_seconds=20, heartbeat_age_max_seconds=30).join()
     long.apply()

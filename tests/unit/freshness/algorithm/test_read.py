@@ -439,7 +439,7 @@ def test_life() -> None:
 
 
 def test_dead() -> None:
-    """An entry of a former life is claimed and filled anew; where the claim fails, the read is not stored."""
+    """An entry of a previous life is claimed and refilled; if the claim fails, the read is not stored."""
     world = World()
     start(world)
     assert a_reader(world).read() is ReadOutcome.FILLED
@@ -476,7 +476,7 @@ def test_lost_race() -> None:
 
 
 def test_a_stub_that_could_not_be_made_is_no_fill() -> None:
-    """A node without memory answers "absent" even where a stub was asked for."""
+    """A node without memory answers "absent" even to a request for a stub."""
     world = World()
     start(world)
     world.answer_instead = lambda _, request: MISSING if request == Get(KEY, 10) else None
@@ -934,7 +934,7 @@ def test_the_ttl_is_jittered_downwards_by_a_tenth_at_most(jitter: float, ttl_sec
 
 
 def test_the_shortest_ttl_is_a_second() -> None:
-    """0 would mean for ever."""
+    """A TTL of 0 would never expire."""
     world = World()
     start(world)
     short = lookup(policy=replace(lookup().policy, value_ttl_seconds=1))
@@ -1161,7 +1161,7 @@ def step_requests(run: Run[list[Read]]) -> tuple[object, ...]:
 
 
 def test_a_reader_with_an_old_view_destroys_no_more_than_one_entry() -> None:
-    """Its view is of a former life, so that a live entry looks dead: it is claimed, and not filled."""
+    """Its view is of a previous life, so that a live entry looks dead: it is claimed, and not filled."""
     world = World()
     start(world)
     reader = a_reader(world)

@@ -78,9 +78,9 @@ def key_of(number: int) -> bytes:
 
 @dataclass
 class Scene:
-    """One node, its restorer, a stream that has come as far as the test says, and what others do in between.
+    """One node, its restorer, a stream whose position the test sets, and the actions of others in between.
 
-    ``before`` is called before each request is carried out, ``instead`` may answer it. ``flows``: what was sent.
+    ``before`` is called before each request is carried out, ``instead`` may answer it. ``flows``: the sent requests.
     """
 
     stripes: int = STRIPES
@@ -837,7 +837,7 @@ def test_a_failure_while_stripes_are_completed_leaves_none_out(
 
 
 def test_a_refused_stripe_is_tried_again(scene: Scene) -> None:
-    """memcached drops the former item where it has no memory for the new one."""
+    """If memcached has no memory for the new item, it drops the previous one."""
     scene.look()
     scene.deliver("1-20")
 

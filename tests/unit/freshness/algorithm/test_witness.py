@@ -1,4 +1,4 @@
-"""What a witness is told of each action: every part in its own place."""
+"""The report of each action to a witness: every part in its own place."""
 
 from __future__ import annotations
 

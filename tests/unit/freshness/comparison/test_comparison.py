@@ -169,7 +169,7 @@ def test_what_is_poisoned_is_removed_by_cas(world: World) -> None:
 
 
 def test_a_task_that_is_started_again_says_what_the_first_one_said(world: World) -> None:
-    """Also where somebody has stored the row meanwhile."""
+    """Even if somebody has stored the row in between."""
     world.fill(OLD)
     condemned = world.condemn()
     assert world.repair(condemned) == world.repair(condemned) == GONE

@@ -20,8 +20,8 @@ WAIT_SECONDS = 20.0
 class ScriptedWriter(HeartbeatWriter):
     """Beats in a table of one number, in place of a database.
 
-    ``during``: what happens between the begin of a beat and its end. ``losses_left``: so many beats are written, and
-    their answers lost; ``failures_left``: so many are not written.
+    ``during``: called between the begin of a beat and its end. ``losses_left``: the number of beats that will be
+    written and lose their answer; ``failures_left``: the number of beats that will not be written.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def test_a_number_that_was_never_written_is_unknown(scene: Scene) -> None:
 
 
 def test_an_older_number_is_never_taken_for_the_one_in_flight(scene: Scene) -> None:
-    """A row of a former beat that comes again must not look young."""
+    """A row of a previous beat that comes again must not look young."""
     seen: list[float | None] = []
     scene.writer.during = lambda number: seen.append(scene.pulse.find_begun(number - 1))
     scene.run_until(3)
@@ -147,7 +147,7 @@ def test_a_number_is_never_given_twice(scene: Scene) -> None:
 
 
 def test_a_beat_whose_answer_was_lost_is_not_taken_for_the_next_one(scene: Scene) -> None:
-    """The stream brings it while the next one is in flight. It was begun before that, and is no younger for it."""
+    """The stream brings it while the next one is in flight. It began before that one and stays as old as it is."""
     seen: list[float | None] = []
     scene.writer.losses_left = 1
     scene.writer.during = lambda number: seen.append(scene.pulse.find_begun(1))

@@ -1,4 +1,4 @@
-"""Sharding functions: the ids that Vitess's own tests publish, and no id at all where one would be a guess."""
+"""Sharding functions: the ids that Vitess's own tests publish, and no id at all instead of a guess."""
 
 from __future__ import annotations
 

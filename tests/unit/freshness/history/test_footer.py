@@ -1,4 +1,4 @@
-"""The footer of an archive file: read back as written, and refused with its file where it will not do."""
+"""The footer of an archive file: read back as written; if it is unusable, its file is refused."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_the_database_is_asked_for_a_value_and_never_for_its_spelling(
     ("kind", "value"), [(ColumnKind.DECIMAL, "1.505"), (ColumnKind.DATETIME, "2026-01-31 10:00:00.505")]
 )
 def test_digits_that_a_column_cannot_hold_are_not_asked_for(kind: ColumnKind, value: str) -> None:
-    """Servers round them where they look into an index. Rows that come with them are invalidated all the same."""
+    """Servers round them when they look into an index. Rows that come with them are invalidated all the same."""
     builder = KeyBuilder("shop", "thing", [KeyColumn("id", kind, scale=2)])
     key = builder.build((value,))
     with pytest.raises(FormatError, match=r"id .* holds 2 digits") as caught:

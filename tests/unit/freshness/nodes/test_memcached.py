@@ -83,7 +83,7 @@ def read(requests: Sequence[Request], received: bytes, chunk_bytes: int = 1 << 2
         ([Append(b"k", b"\r\n")], b"ms k 2 MA\r\n\r\n\r\n"),
         ([Get(b"k", is_bound=True)], b"mg k v c t\r\n"),
         ([Add(b"k", b"v", 10, is_bound=True)], b"ms k 1 T11 ME q O0\r\nv\r\nmn\r\n"),
-        # a run is fenced where it ends the flow, or where something that answers follows an add
+        # a run is fenced if it ends the flow, or if something that answers follows an add
         ([ADD, QUIET_DELETE], b"ms k 1 T11 ME q O0\r\nv\r\ndelete k noreply\r\nmn\r\n"),
         ([QUIET_DELETE, GET], b"delete k noreply\r\nmg k v c t\r\n"),
         ([GET, ADD, CAS], b"mg k v c t\r\nms k 1 T11 ME q O1\r\nv\r\nmn\r\nms k 1 T11 C7 c\r\nv\r\n"),
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_never_a_reply(requests: Sequence[Request], receive
         (STRIKES, b"NS O0\r\nMN\r\n"),
         (STRIKES, b"NS kk\r\nMN\r\n"),  # a key, not a stripe
         ([APPEND], b"NS k!1\r\n"),
-        ([GET, GET], b"VA 1 c1 t-1\r\naXXEN\r\n"),  # not where the value ends
+        ([GET, GET], b"VA 1 c1 t-1\r\naXXEN\r\n"),  # not at the end of the value
         ([GET, CAS], b"VA 1 c1 t-1\r\naXXNF \r\n"),
     ],
 )
@@ -371,7 +371,7 @@ FOUND = b"VA 19\r\nVA 2\r\nEN\r\nVA 20\r\n..\r\n"
 
 @pytest.mark.parametrize("marks", [b"", b" W", b" Z", b" X Z"])
 def test_a_stub_is_found_empty(marks: bytes) -> None:
-    """memcached marks it where nobody asked for marks."""
+    """memcached marks it even if the request did not ask for marks."""
     node = MemcachedNode("127.0.0.1:1")
     node._connection = cast(socket.socket, Pieces(iter((b"VA 0" + marks + b"\r\n\r\n",))))
     assert node.find(b"k") == b""
@@ -379,7 +379,7 @@ def test_a_stub_is_found_empty(marks: bytes) -> None:
 
 @pytest.mark.parametrize("cut", range(1, len(FOUND)))
 def test_an_item_whose_answer_comes_in_pieces_is_found_whole(cut: int) -> None:
-    """Also where a piece looks like a shorter answer."""
+    """Even if a piece looks like a shorter answer."""
     node = MemcachedNode("127.0.0.1:1")
     node._connection = cast(socket.socket, Pieces(iter((FOUND[:cut], FOUND[cut:]))))
     assert node.find(b"k") == FOUND[7:-2]
@@ -504,7 +504,7 @@ def test_no_answer_is_no_acknowledgement(
 def test_a_version_of_a_former_connection_fits_no_item(
     script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F75: the server has restarted meanwhile, and its versions repeat."""
+    """F75: the server has restarted in between, and its versions repeat."""
     lives: list[list[bytes | None]] = [
         [*GREETING, b"VA 1 c7 t-1\r\na\r\n"],
         [*GREETING, b"HD\r\n"],

@@ -1,6 +1,6 @@
-"""What the memory node models of memcached's ways to forget.
+"""The memory node's model of memcached's ways to forget.
 
-What the requests answer is in the contract suite.
+The contract suite tests the answers to requests.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_stub_takes_room_like_any_item() -> None:
 
 @pytest.mark.parametrize("request_", [Cas(b"k", b"x" * 200, 999, 60), Append(b"k", b"x" * 200)])
 def test_a_refusal_drops_the_former_item(request_: Cas | Append) -> None:
-    """Whatever its version, as memcached does. What is behind it in the flow is carried out."""
+    """Whatever its version, as memcached does. The rest of the flow is carried out."""
     store = store_of(Clock(), item_size_max=200)
     node = MemoryNode(store)
     node.perform([Add(b"k", b"v", 60), Add(b"other", b"v", 60)])

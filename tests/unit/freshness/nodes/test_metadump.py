@@ -37,7 +37,7 @@ def test_a_node_that_does_not_dump_is_told() -> None:
 
 
 class DumpingNode:
-    """Gives one answer for each command, the last one for ever, and closes the connection."""
+    """Gives one answer for each command, repeating the last one, and closes the connection."""
 
     name = NODE
 

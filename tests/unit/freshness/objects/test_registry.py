@@ -1,4 +1,4 @@
-"""Objects as both sides understand them: their keys, and the fingerprint that tells two definitions apart."""
+"""Objects as both sides understand them: their keys, and the fingerprint that distinguishes two definitions."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_the_order_of_a_members_columns_changes_the_fingerprint(define: Define) 
     ],
 )
 def test_a_changed_key_changes_the_fingerprint(define: Define, columns: tuple[KeyColumn, ...]) -> None:
-    """F24, F70: entries of the former definition are then another object's."""
+    """F24, F70: entries of the previous definition then belong to another object."""
     before = define(CUSTOMER)["customer"].policy.fingerprint
     assert define(CUSTOMER, customers=columns)["customer"].policy.fingerprint != before
 
@@ -357,7 +357,7 @@ def test_a_list_is_ordered_to_the_last_row_by_the_primary_key(define: Define) ->
     ],
 )
 def test_another_order_or_limit_is_another_list(define: Define, former: str, new: str) -> None:
-    """F70: an entry of the former list is no hit for the new one."""
+    """F70: an entry of the previous list is not a hit for the new one."""
     assert former in LATEST
     changed = define(LATEST.replace(former, new))["latest"].policy.fingerprint
     assert changed != define(LATEST)["latest"].policy.fingerprint

@@ -50,7 +50,7 @@ def test_watermarks_of_this_epoch_move_the_token_on_mariadb_alone() -> None:
     ],
 )
 def test_other_rows_do_not_move_the_token(other: Any) -> None:
-    """F28: what an invalidator that is gone saw in a former epoch may never have been."""
+    """F28: a failover may have lost what an invalidator that is gone saw in a previous epoch."""
     found = parse_token("mariadb", LINEAGE, "-", [row(EPOCH_ROW, mark="0-1-9"), other])
     assert found is not None
     assert found.position == parse_position("mariadb", "0-1-5")

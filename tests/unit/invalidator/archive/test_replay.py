@@ -1,4 +1,4 @@
-"""Replay: the nodes get from a recording what they got from the stream, in a namespace where nobody is served."""
+"""Replay: the nodes get the same from a recording as from the stream, in a namespace without readers."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_row_has_its_items_its_key_and_its_digests(world: World) -> None:
 
 
 def test_a_row_is_the_value_of_no_item_of_another_unique_key(tmp_path: Path) -> None:
-    """Before the change another row may have been under that key: the row's former image is not the item's."""
+    """Before the change that key may have belonged to another row: the row's before image is not the item's."""
     by_v = CONFIG + '[objects.by_v]\ntable = "customers"\nkey = "v"\n'
     with World(tmp_path / "archive", config=by_v) as world:
         world.writer.write(

@@ -110,7 +110,7 @@ class LibraryDecoder:
         return found
 
     def _wrap(self, event: LogEvent, tables: dict[int, Any], allowed: frozenset[type]) -> Any:
-        # The library takes it that a checksum ends the packet, and would leave out metadata where none does.
+        # The library assumes a checksum at the end of the packet, and would otherwise cut off metadata.
         padding = b"" if self._format.has_checksum else _NO_CHECKSUM
         wrapper = BinLogPacketWrapper(
             MysqlPacket(event.packet + padding, "utf8"), tables, self._server, (8, 0, 0),

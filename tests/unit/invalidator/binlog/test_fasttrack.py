@@ -253,7 +253,7 @@ def both_ways(
 @pytest.mark.parametrize("is_usual", [True, False])
 @pytest.mark.parametrize("number", [8, 7, 1])
 def test_a_number_of_a_domain_that_comes_again_stops_the_stream(is_usual: bool, number: int) -> None:
-    """F59: two servers write one history. Whichever way the former and the later transaction go."""
+    """F59: two servers write one history. The order of the two transactions does not matter."""
     again = simple("mariadb", number)
     if not is_usual:
         again.insert(1, query(b"SAVEPOINT x"))
@@ -279,7 +279,7 @@ def test_the_number_of_a_transaction_that_was_cut_off_is_given_again(flavor: str
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_a_transaction_inside_another_one_stops_the_stream(flavor: str) -> None:
-    """F61: also where the inner one has the usual form."""
+    """F61: even if the inner one has the usual form."""
     packets = [description(), *(each for number in (1, 2, 3) for each in simple(flavor, number))]
     packets += [gtid(flavor, 4), *begin(flavor), query(b"SAVEPOINT x"), *simple(flavor, 5)]
     found, error = both_ways(flavor, [packets])
@@ -411,7 +411,7 @@ def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
 
 
 SKIPPED_ENDS: list[list[bytes]] = [[XID], [], [description()], [packet(27, b"x"), XID]]
-"""The packets behind a skipped transaction's own. Where they do not say that it is over, the next one does."""
+"""The packets behind a skipped transaction's own. If they do not end it, the next one does."""
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -508,7 +508,7 @@ def test_a_wrong_checksum_stops_a_stream_of_rows_too(flavor: str) -> None:
 
 
 def test_an_artificial_event_may_lack_its_checksum() -> None:
-    """A server that is told to change over announces the next file in the old way."""
+    """A server that is about to change its checksums announces the next file in the old way."""
     made = make_decoder("mysql")
     rotate = packet(4, b"x" * 30, flags=0x20, has_checksum=False)
     found, error = run(made, [[rotate, description(), *simple("mysql", 1)]])
@@ -608,7 +608,7 @@ def test_without_its_package_a_compressed_transaction_stops_the_stream(
 
 
 def squeeze(content: bytes, *, missing: int = 0) -> bytes:
-    """As MariaDB does; it says so many bytes less than there are."""
+    """As MariaDB does; it announces ``missing`` bytes less than there are."""
     return b"\x82" + (len(content) - missing).to_bytes(2, "big") + zlib.compress(content)
 
 

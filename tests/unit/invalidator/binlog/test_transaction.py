@@ -652,7 +652,7 @@ def test_an_event_that_is_longer_than_it_says_stops_the_stream() -> None:
 def test_a_statement_that_is_shorter_than_its_parts_stops_the_stream(
     database_length: int, status_length: int
 ) -> None:
-    """The first and the third end exactly where a NUL byte would have to be."""
+    """The first and the third end exactly at the place of a required NUL byte."""
     made = decoder()
     decode(made, packet(33, gtid_body(5)))
     with pytest.raises(StreamStopped, match="QUERY event at 4711 is shorter than its parts"):
@@ -660,7 +660,7 @@ def test_a_statement_that_is_shorter_than_its_parts_stops_the_stream(
 
 
 def test_numbers_of_a_mariadb_domain_only_rise() -> None:
-    """F59: two servers write one history, or the former one was reset."""
+    """F59: two servers write one history, or the previous one was reset."""
     made = decoder("mariadb")
     group = packet(162, struct.pack("<QIB", 100, 0, 1) + b"\0" * 6)
     commit = packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0GRANT x")

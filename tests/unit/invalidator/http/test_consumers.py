@@ -53,7 +53,7 @@ def insert(number: int, size: int = 1) -> StreamMessage:
 
 @dataclass
 class ScriptedStream:
-    """Delivers what it is told to, and then waits. ``endless``: the size of rows that come for ever after that."""
+    """Delivers its script, and then waits. ``endless``: the size of rows that keep coming after that."""
 
     messages: list[StreamMessage | FreshnessError] = field(default_factory=list)
     endless: int = 0
@@ -629,7 +629,7 @@ def test_a_schema_that_was_told_is_given_by_its_id(opener: ScriptedOpener) -> No
 
 
 def test_a_consumer_gets_only_schemas_of_what_it_may_see(opener: ScriptedOpener) -> None:
-    """Those that others were told hold its hidden columns, and other tables."""
+    """The schemas that other consumers get contain its hidden columns, and other tables."""
     streams = [
         ScriptedStream([message(1, RowChange(table, "insert", None, {"id": 1, "v": "x"}, schema=TABLE))])
         for table in ("customers", "customers", "secrets")

@@ -76,7 +76,7 @@ def test_probes_and_the_page_need_no_token_and_paths_like_theirs_do() -> None:
 
 
 def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that stops at the first token, or at the first wrong byte, tells by its time how much was right."""
+    """A comparison that stops at the first token, or the first wrong byte, reveals by its time how much was right."""
     compared: list[bytes] = []
 
     def compare(brought: bytes, known: bytes) -> bool:

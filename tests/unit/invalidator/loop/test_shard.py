@@ -1,4 +1,4 @@
-"""From row changes to cache keys, and one shard's memberships: who joins, leaves, is rewound, and begins anew."""
+"""From row changes to cache keys, and one shard's memberships: nodes join, leave, are rewound, and start over."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class Shop:
         MemoryNode(self.stores[node]).perform([Add(name, stripe.encode(), 0)])
 
     def stripe(self, key: int) -> Position | None:
-        """The position that a fill of the customer must contain; None where nothing may be filled."""
+        """The position that a fill of the customer must contain; None if nothing may be filled."""
         node, name = self.place_of(key)
         found = self.stores[node].peek(name)
         stripe = None if found is None else find_stripe(found.value, self.record(node).life)
@@ -493,7 +493,7 @@ def test_end_lives_behind_spares_those_that_are_ahead(shop: Shop) -> None:
     assert shop.record(ahead).life == lives[ahead]
     assert shop.record(behind).life != lives[behind]
     assert not shop.shard.needs_rewind
-    # Where all are equally far nobody can go on.
+    # If all are equally far, nobody can go on.
     shop.shard.end_lives_behind()
     assert not shop.shard.joined
     shop.join()
@@ -501,8 +501,8 @@ def test_end_lives_behind_spares_those_that_are_ahead(shop: Shop) -> None:
 
 
 def test_a_node_that_has_acknowledged_a_raise_keeps_its_lease_while_another_one_waits(shop: Shop) -> None:
-    """Where readers refresh more slowly than a lease lasts. Its record lapsed, the stream went back for it, the other
-    one's lapsed meanwhile, and so on for ever."""
+    """Readers refresh more slowly than a lease lasts. Its record lapsed, the stream went back for it, which let the
+    other one's lapse, and so on forever."""
     _, behind = NODES
     for member in shop.shard.members.values():
         member.policy = replace(member.policy, node_refresh_seconds=2.0 * member.policy.lease_seconds)

@@ -20,7 +20,7 @@ NEW: Final = {"id": 1, "v": "new"}
 
 
 class Bench:
-    """A prober of all keys, at 1 s and at 10 s, on a clock that stands still until it is told."""
+    """A prober of all keys, at 1 s and at 10 s, on a clock that only the test moves."""
 
     def __init__(self, *, probes_max: int = 100, rate: float = 1000.0, repairs: bool = False) -> None:
         self.world = World()

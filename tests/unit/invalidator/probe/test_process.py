@@ -1,4 +1,4 @@
-"""The process of a prober, where no other program can list the entries."""
+"""The process of a prober whose nodes no other program can list."""
 
 from __future__ import annotations
 

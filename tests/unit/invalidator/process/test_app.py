@@ -50,7 +50,7 @@ def shards(*names: str, ports: int = 3306) -> str:
 
 
 class Scene:
-    """Workers that only wait to be stopped, or fail as they are told."""
+    """Workers that only wait to be stopped, or fail on request."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "freshness.toml"
@@ -116,7 +116,7 @@ def test_what_the_recorder_of_the_history_drops_is_counted(
 
 
 def test_workers_that_hang_are_waited_for_together(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is that of all, however many there are: whoever stops the process gives it a time."""
+    """One bound covers all workers, however many: a supervisor that stops the process gives it limited time."""
     invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
     now, waited = 0.0, []
 
@@ -443,7 +443,7 @@ def test_a_promoted_server_is_the_primary_until_the_file_names_another(
     assert primary() == "a@b:2/shop", "with the account of the primary"
     [worker] = invalidator.workers
     assert [str(each) for each in worker.assignment.shard.replicas] == ["a@b:1/shop"]
-    # Another change of the file does not bring the former one back
+    # Another change of the file does not bring the previous one back
     invalidator.reload(scene.config(text("b:1", "b:2", "[stream]\nheartbeat_seconds = 0.5\n")))
     wait_until(lambda: len(scene.started) == 3)
     assert primary() == "a@b:2/shop"

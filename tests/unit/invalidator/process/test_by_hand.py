@@ -54,7 +54,7 @@ COLUMNS = {
 
 @dataclass
 class Shop:
-    """Nodes that hold customers and all their stripes. ``stripes``: how many, by their records."""
+    """Nodes that hold customers and all their stripes. ``stripes``: the number in their records."""
 
     folder: Path
     stripes: int = STRIPES

@@ -1,4 +1,4 @@
-"""The work of the last minutes: what is over counts, what is old does not, and clocks are told as bounds."""
+"""The work of the last minutes: ended buckets count, old ones do not, and clocks are reported as bounds."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_the_last_change_of_a_key_counts() -> None:
 
 
 def test_a_row_that_takes_several_items_is_left_out_alone() -> None:
-    """Its key is invalidated as any other; so it is where an earlier change of the same row would have fitted."""
+    """Its key is invalidated as any other, even if an earlier change of the same row would have fitted."""
     finder = RowFinder(
         LINEAGE,
         {"customer": definition()},

@@ -166,7 +166,7 @@ def test_a_stream_that_brings_others_changes_is_behind(tmp_path: Path) -> None:
 
 
 def test_heartbeats_that_are_not_written_are_not_missed(tmp_path: Path) -> None:
-    """That is said where they are written."""
+    """The writer of the heartbeats reports that itself."""
     scene = Scene(tmp_path)
     for _ in range(10):
         scene.pass_time(HEARTBEAT_MISSING_SECONDS, is_written=False)

@@ -191,7 +191,7 @@ class Scene:
             self.replicate(replica)
 
     def replicate(self, replica: FakeServer) -> None:
-        """What MariaDB does in strict mode where the replica has an own transaction: it stops."""
+        """Like MariaDB in strict mode, stops if the replica has a transaction of its own."""
         if not replica.is_up or replica.is_stopped:
             return
         own = [each for each in replica.log if each not in self.primary.log]
@@ -467,7 +467,7 @@ def test_only_the_primary_can_tell_that_history_is_lost() -> None:
     with pytest.raises(HistoryLost, match="has never executed") as caught:
         scene.open()
     assert not isinstance(caught.value, HistoryPurged)
-    # The same where it is a replica: it may only lag
+    # The same on a replica: it may only lag
     scene.primary.log = list(scene.replicas[1].log)
     scene.replicas[0].log.pop()
     assert scene.open().number == 3

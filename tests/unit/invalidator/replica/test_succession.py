@@ -1,4 +1,4 @@
-"""Whether a new primary surely has all that readers saw of the former one, from what the servers show."""
+"""Whether the servers prove that a new primary has all that readers saw of the previous one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the primary where no server at hand gives the answer."""
+"""Rules for the primary whose answers no server at hand gives."""
 
 from __future__ import annotations
 

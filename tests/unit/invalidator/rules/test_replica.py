@@ -1,4 +1,4 @@
-"""Rules for the other servers of a shard where no server at hand gives the answer."""
+"""Rules for the other servers of a shard whose answers no server at hand gives."""
 
 from __future__ import annotations
 

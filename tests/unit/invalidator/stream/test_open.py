@@ -45,7 +45,7 @@ class FakeStream:
 
 
 class Scene:
-    """A stream that was opened in one configuration, and the configuration of now."""
+    """A stream that was opened in one configuration, and the current configuration."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "freshness.toml"

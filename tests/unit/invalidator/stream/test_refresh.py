@@ -1,4 +1,4 @@
-"""A refresh against a model of server, log and consumer: each row that comes is the row as of where it comes."""
+"""A refresh against a model of server, log and consumer: each row arrives as it was at its place in the stream."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Deferred(Executor):
 
 @dataclass
 class World:
-    """A log of transactions, the table after each, what the server shows (``visible``), what its heartbeats certify
-    (``shown``), and what the stream has delivered. ``rest``: of the read that is under way, how far the server goes
-    on between its three statements."""
+    """A log of transactions, the table after each, the state that the server shows (``visible``), the state that its
+    heartbeats certify (``shown``), and the delivered part of the stream. ``between``: the server's steps, (commits,
+    visible), between the three statements of a read."""
 
     table: list[dict[int, int]] = field(default_factory=lambda: [{}])
     messages: list[StreamMessage] = field(default_factory=list)
@@ -90,7 +90,7 @@ class World:
         return len(self.table) - 1
 
     def commit(self, changed: Mapping[int, bool], *, is_raised: bool = False, pieces: int = 1) -> None:
-        """``changed``: whether each row is there afterwards. Raised: without rows in the log."""
+        """``changed``: True for each row that exists afterwards. Raised: without rows in the log."""
         number, rows = len(self.table), dict(self.table[-1])
         changes: list[RowChange] = []
         for key, is_there in changed.items():
@@ -157,7 +157,7 @@ class World:
     # -- the server --
 
     def show(self, visible: int, shown: int) -> None:
-        """Go on by so many transactions."""
+        """Advance by ``visible`` and ``shown`` transactions."""
         self.visible = min(self.head, self.visible + visible)
         self.shown = min(self.visible, self.shown + shown)
 

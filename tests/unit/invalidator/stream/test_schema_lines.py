@@ -89,7 +89,7 @@ def test_a_schema_comes_before_a_row_that_is_held_back() -> None:
 
 
 def test_the_key_is_that_of_the_rows_time_and_not_of_now() -> None:
-    """The layouts of now have the key (id)."""
+    """The current layouts have the key (id)."""
     former = TableSchema((ID, V), ("v",), "log")
     schema, line = write(message(5, insert(former, 3)))
     assert isinstance(line, UpdateLine)
@@ -157,7 +157,7 @@ def test_every_part_of_a_layout_decides_its_id(other: TableColumn) -> None:
 
 
 def test_a_hidden_column_is_in_no_schema() -> None:
-    """Not even by an id that tells one layout with it from another."""
+    """Not even its id reveals the hidden column."""
     hidden = Selection(hidden=("v",))
     schema, line = write(message(5, insert(WIDE)), selection=hidden)
     assert isinstance(schema, SchemaLine)

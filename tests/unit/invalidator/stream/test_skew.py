@@ -135,7 +135,7 @@ def test_only_those_beyond_the_limit_wait() -> None:
 
 
 def test_whoever_is_the_slowest_now_counts() -> None:
-    """Defect 2: the laggard was not elected anew, so a third stream that turned out slower was paused for ever."""
+    """Defect 2: the laggard was elected only once, so a third stream that turned out slower was paused forever."""
     world = World()
     world.add("a", live(0, 100))
     world.add("b", live(0, 100, lag=5))  # the slowest at first
@@ -162,7 +162,7 @@ def test_the_same_without_a_pause() -> None:
 
 
 def test_a_shard_that_left_holds_nobody() -> None:
-    """Defect 3: the finished source shard's time stayed the minimum for ever."""
+    """Defect 3: the finished source shard's time stayed the minimum forever."""
     world = World()
     world.add("-", live(0, 20))
     world.run(20)
@@ -262,8 +262,8 @@ def test_one_old_time_holds_nobody_for_long() -> None:
 
 @pytest.mark.parametrize("offset", [-3600.0, -30.0, -1.0, 1.0, 30.0, 3600.0])
 def test_a_wrong_clock_delays_nobody_beyond_the_bounds_and_stalls_nobody(offset: float) -> None:
-    """A clock that is ahead costs nothing. For one that is behind the others wait, which is what was asked for, but
-    not for ever; heartbeats, which bring the writer's time, end that."""
+    """A clock that is ahead costs nothing. For one that is behind the others wait, as they should, but not forever;
+    heartbeats, which bring the writer's time, end that."""
     world = World()
     world.now = 5000
     for name, wrong in (("a", 0.0), ("b", 0.0), ("wrong", offset)):

@@ -97,7 +97,7 @@ def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Log:
-    """What a shard's server has, and the faults it shows: each error of ``faults`` once, after so many polled."""
+    """A shard's server and its faults: each error of ``faults`` once, after that number of polled transactions."""
 
     head: Position = field(default_factory=lambda: empty_position("mysql"))
     epoch: int = 1
@@ -230,7 +230,7 @@ def streaming(
 
 
 def read(stream: UpdateStream, count: int) -> list[StreamMessage]:
-    """So many messages; fails where they do not come."""
+    """The next ``count`` messages; fails if they do not come."""
     messages: list[StreamMessage] = []
     deadline = time.monotonic() + BOUND_SECONDS
     while len(messages) < count:

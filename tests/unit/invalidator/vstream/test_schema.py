@@ -1,4 +1,4 @@
-"""The schema of a table as a FIELD event tells it; a real Vitess: integration/vitess/real/test_stream.py."""
+"""The schema of a table from a FIELD event; a real Vitess: integration/vitess/real/test_stream.py."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_a_vgtid_alone_moves_the_position_when_something_follows() -> None:
 
 
 def test_other_may_be_ddl_of_any_table() -> None:
-    """vttablet keeps the text back where the statement's main table is none of ours: ALTER TABLE x RENAME TO ours."""
+    """vttablet withholds the text if the statement's main table is not ours: ALTER TABLE x RENAME TO ours."""
     (done,) = play(other(11))
     assert (done.position, done.timestamp_us) == (number(11), 1_700_000_000_000_000)
     assert done.raised_tables == {"customers", "orders"}
@@ -253,7 +253,7 @@ def test_the_same_position_again_without_rows_is_nothing() -> None:
     assert play(transaction(10), other(10)) == []
 
 
-# -- rows that cannot be told raise their table ---------------------------------------------------------
+# -- unreadable rows raise their table ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_what_cannot_be_understood_stops_the_stream(name: str) -> None:
 
 
 def test_a_journal_ends_the_shard_and_its_own_transaction_is_not_delivered() -> None:
-    """Else a stream that is opened again would begin behind it, and never learn where the shard went."""
+    """Otherwise a reopened stream would begin behind it, and never learn the new shards."""
     target = assembler()
     done = feed(
         target,

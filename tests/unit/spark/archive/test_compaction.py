@@ -1,4 +1,4 @@
-"""Two attempts at one folder, as Spark starts them where an executor is lost or slow; the borders of files."""
+"""Two attempts at one folder, as Spark starts them when an executor is lost or slow; the borders of files."""
 
 from __future__ import annotations
 

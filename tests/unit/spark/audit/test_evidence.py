@@ -81,7 +81,7 @@ def test_lost_transactions_are_told_though_others_are_there_twice(run: Auditor, 
     told = [(row["kind"], row["version"] + more) for row in rows for more in range(row["count"])]
     gone = {number for kind, number in told if kind == verdict.ARCHIVE_GAP}
     assert gone == set(range(1, max(ordinals))) - set(ordinals)
-    # A piece without a gap is told as a whole.
+    # A piece without a gap is reported as a whole.
     doubled = {number for number in ordinals if ordinals.count(number) > 1}
     assert doubled <= {number for kind, number in told if kind == verdict.ARCHIVE_DUPLICATE}
 

@@ -230,7 +230,7 @@ def test_arrays_say_what_the_judge_says(hundred: int) -> None:
 
 
 def test_an_item_that_is_told_by_prefixes_alone_is_judged_by_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first prefix covers one change, and is no single transaction beside the others."""
+    """The first prefix covers one change, but is not a single transaction beside the others."""
     history = History(0)
     history.rows, history.carries = [], False
     (number, *_) = history.lineages

@@ -1,4 +1,4 @@
-"""A row that got another primary key: under its new key there was no such row before."""
+"""A row that got another primary key: its new key had no row before."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_only_the_worst_tables_are_shown_over_time() -> None:
 
 
 def shapes_of(picture: str) -> list[tuple[str, str]]:
-    """(fill, title) of its rectangles. Raises `ParseError` for what is no XML."""
+    """(fill, title) of its rectangles. Raises `ParseError` if it is not XML."""
     return [
         (rect.get("fill", ""), rect.findtext("title") or "")
         for rect in ElementTree.fromstring(picture).iter("rect")

@@ -1,4 +1,4 @@
-"""The audit without Spark: where positions stand, what one item's rows prove, and how the result is told."""
+"""The audit without Spark: the order of positions, the proofs in one item's rows, and the report of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that one audit hands to the next, as a folder: whole or not there, also where it continues itself."""
+"""The folder of state that one audit hands to the next: whole or missing, even if an audit continues itself."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def worlds() -> list[Planted]:
 
 
 class Folders(NamedTuple):
-    """Where a history is."""
+    """The paths of a recorded world."""
 
     archive: str
     history: str
@@ -288,7 +288,7 @@ def test_windows_that_touch_are_one_audit(engine: Engine, worlds: list[Planted],
     both, together = sum(told, Counter()), _of_items(found_in(whole))
     assert min(sum(each.values()) for each in told) > 3
     assert set(both) == set(together)
-    # A change that nothing invalidated is told by each window whose evidence has it.
+    # Each window with evidence of a change that nothing invalidated reports it.
     assert {each for each in together if both[each] != together[each]} <= {
         each for each in together if each.kind == verdict.MISSED_INVALIDATION
     }

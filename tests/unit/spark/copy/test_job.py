@@ -48,7 +48,7 @@ def state(position: Mapping[str, str], table: TableState) -> CopyState:
 
 
 class Frame:
-    """What a dump writes; it tells of that."""
+    """Rows that a dump writes; notes when they are read."""
 
     def __init__(self, told: list[str]) -> None:
         self._told = told
@@ -147,7 +147,7 @@ def test_a_table_that_is_to_be_dumped_again_stays_as_it_was_published(
 def test_a_table_whose_columns_are_others_now_is_dumped_again(
     columns: tuple[CopyColumn, ...], needs_dump: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A column that was left out before would be null in all former rows."""
+    """A column that was left out before would be null in all earlier rows."""
     scene = Scene(tmp_path, monkeypatch, shown=1)
     held = state(applied(12, 12), TableState(needs_dump=False, folder="goods/1", layout=GOODS.to_json()))
     write_state(tmp_path, held)
@@ -191,7 +191,7 @@ def test_two_runs_do_not_write_one_copy(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_generation_that_was_removed_while_it_was_read(tmp_path: Path) -> None:
-    """The former generation stays for its readers, and no other."""
+    """Only the previous generation stays, for its readers."""
     for number in (4, 5):
         (tmp_path / f"customers/00000000{number}").mkdir(parents=True)
     require_kept(tmp_path, "customers/000000004")

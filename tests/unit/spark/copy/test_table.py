@@ -1,4 +1,4 @@
-"""Rows of a copy: as the log tells them, and as a dump reads them."""
+"""Rows of a copy, from the log and from a dump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of the sink's driver: of a query's progress, of keepers, and where they are served."""
+"""The metrics of the sink's driver: a query's progress, keepers, and the address that serves them."""
 
 from __future__ import annotations
 

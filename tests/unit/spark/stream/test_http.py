@@ -1,4 +1,4 @@
-"""The live stream in pieces: the same rows for the same positions; a stream that ends is no end of a piece."""
+"""The live stream in pieces: the same rows for the same positions; the end of a stream does not end a piece."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MESSAGES: Final = (
 
 
 def test_schemas_are_passed_over(script: Script, service: Service) -> None:
-    """Also where one stands in the middle of a transaction."""
+    """Even in the middle of a transaction."""
     schemas = [TableSchema((TableColumn(name, "int", False),), ("id",), "log") for name in ("id", "v")]
     changes = [
         RowChange("customers", "insert", None, {"id": 1, "v": "x"}, schema=schema) for schema in schemas

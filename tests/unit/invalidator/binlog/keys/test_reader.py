@@ -557,7 +557,7 @@ def test_null_patterns_and_functions_that_are_kept_are_bounded(monkeypatch: pyte
 
 def test_tables_of_no_object_cost_nothing_and_are_told() -> None:
     reader = reader_of()
-    # A type that nobody knows is no obstacle here.
+    # An unknown type does not matter here.
     strange = Made("c", 200)
     for name, database, wanted in (
         ("idle", "shop", True),
@@ -646,7 +646,7 @@ def test_an_event_cut_short_anywhere_gives_no_keys() -> None:
             cut = event(30, whole.packet[20:end])
             answer = reader.read_rows(cut)
             if end - start in ends - {0}:
-                # Cut between two rows: nothing in the event tells; the length in its header and the checksum do.
+                # Cut between two rows: the event does not show it; the length in its header and the checksum do.
                 assert answer.items == [b"n:o:%d" % number for number in range(len(answer.items or ()))]
             else:
                 assert answer.items == []
@@ -680,7 +680,7 @@ def test_any_damage_ends_in_an_answer_or_a_stop_and_never_hangs() -> None:
 
 
 def test_a_damaged_table_map_is_a_problem_or_a_stop() -> None:
-    """Where a flipped bit leaves a table map that means something else, as another name, nothing can be noticed."""
+    """If a flipped bit gives a table map another meaning, such as another name, nothing can notice it."""
     chance, noticed = random.Random(6), 0
     values = [b"\1\2", None, i4(5), bytes(7), b"\1\0x", b"\1", b"\0"]
     lines = rows(30, 7, image(values), image(values))

@@ -479,7 +479,7 @@ def test_rows_are_those_of_the_library(made: tuple[list[Made], LogEvent]) -> Non
     except Exception:  # noqa: BLE001 - whatever the library trips over
         expected = None
     decoder = decoder_of(columns)
-    for _ in range(2):  # the second time compiled, where a pattern has come often enough
+    for _ in range(2):  # compiled the second time, if a pattern has come often enough
         answer = decoder.read_rows(row_event)
         if expected is None:
             assert answer.problem

@@ -1,4 +1,4 @@
-"""The schema of a table as a TABLE_MAP event tells it; real servers: integration/stream/test_schema.py."""
+"""The schema of a table from a TABLE_MAP event; real servers: integration/stream/test_schema.py."""
 
 from __future__ import annotations
 
