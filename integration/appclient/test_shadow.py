@@ -1,4 +1,4 @@
-"""Shadow reads on real servers, with threads and on an event loop: what they serve, and silence about lag alone."""
+"""Shadow reads on real servers, with threads and on an event loop: what they serve; lag alone is not reported."""
 
 from __future__ import annotations
 

@@ -527,8 +527,8 @@ def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, t
             system.execute("UPDATE customers SET v = 1")
             changed_at = time.monotonic()
             has_hit = False
-            # Past the bound, and not only to the first read without a hit: a renewal that the invalidator sent before
-            # it was paused may still bring hits back.
+            # Read on past the bound, not just until the first read without a hit: a renewal that the invalidator sent
+            # before it was paused may still bring hits back.
             while (asked_at := time.monotonic()) - changed_at <= MAX_STALENESS_SECONDS + 1:
                 reads = cache.get_many("customer", keys, explain=True).values()
                 hits = [each for each in reads if each.is_hit]

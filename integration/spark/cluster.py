@@ -63,9 +63,9 @@ def run(
     kills: Cluster | None = None,
     may_kill: Callable[[], bool] = lambda: True,
 ) -> Done:
-    """``python -m`` with the command. ``kills``: early on, kill an executor and a task's process of the other one,
-    until the job has noticed both. From then on task processes are paused again and again, and slow tasks are started
-    twice."""
+    """``python -m`` with the command. ``kills``: once ``may_kill`` allows it, kill an executor and a task process of
+    the other one, until the job has noticed both. From then on task processes are paused again and again, and slow
+    tasks are started twice."""
     out, err = folder / "out", folder / "err"
     with _started(command, folder, is_struck=kills is not None) as job:
         looks = 0

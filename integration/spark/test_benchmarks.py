@@ -43,7 +43,7 @@ def test_every_contestant_of_the_audit_finds_what_is_planted(tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_arrays_say_of_a_million_events_what_the_judge_says(tmp_path: Path) -> None:
-    """Of all events; in an audit the judge sees only those that the arrays do not find right."""
+    """In an audit the judge sees only the events that the arrays do not find right; here it sees all of them."""
     bench = generate(tmp_path, 1_000_000)
     engine = LocalEngine()
     changes, actions = open_changes(engine, str(bench.archive)), open_actions(engine, str(bench.history))

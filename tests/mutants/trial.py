@@ -27,7 +27,7 @@ from tests.mutants.catalogue import Mutant
 
 LIMIT_SECONDS_MIN: Final = 60.0
 LIMIT_FACTOR: Final = 10
-"""The factor by which a mutant may take longer than its tests without it; then its run is ended as hung."""
+"""A mutant may take this many times as long as its tests take without it; after that, its run is ended as hung."""
 
 BASELINE_SECONDS_MAX: Final = 600.0
 _FIRST: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)

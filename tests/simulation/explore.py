@@ -254,7 +254,7 @@ class Entry(NamedTuple):
 class State(NamedTuple):
     """``behind``: by how much the node's clock is late. ``begun``: heartbeats on their way, by when they were begun.
     ``shown``: how much of the log the primary shows. ``attempted``: the changes that each actor appended to each
-    stripe since it last published, even if lost. ``removed``: (item, number) of the log, removed after that."""
+    stripe, even an absent one, since it last published. ``removed``: (item, number) of the log, removed later."""
 
     now: float
     behind: float

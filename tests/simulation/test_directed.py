@@ -26,7 +26,7 @@ def test_the_schedule_fails_with_the_bug_and_holds_without(bug: str) -> None:
 
 
 def run(bug: str) -> None:
-    """Run the test of a bug. Its patches are undone before the next one plants the bug."""
+    """Run the test of a bug. Its patches are undone before the planted bug is removed."""
     file, _, name = DIRECTED[bug].partition("::")
     schedule = getattr(importlib.import_module(f"tests.schedules.test_{file}"), name)
     patch = pytest.MonkeyPatch()

@@ -183,7 +183,7 @@ def test_without_its_remedy_a_stream_stays_before_a_table_that_is_gone(
     assert not stream.position.contains(end)
 
 
-# -- other statements ------------------------------------------------------------------------------------
+# -- statements that change no rows ----------------------------------------------------------------------
 
 CONCERNING = [
     "TRUNCATE TABLE customers",

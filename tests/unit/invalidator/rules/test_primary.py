@@ -1,4 +1,4 @@
-"""Rules for the primary whose answers no server at hand gives."""
+"""Rules for the primary, in cases that no local server produces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the other servers of a shard whose answers no server at hand gives."""
+"""Rules for the other servers of a shard, in cases that no local server produces."""
 
 from __future__ import annotations
 
