@@ -5,7 +5,6 @@ Used by ``appclient.database``.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import Any, Final
 import pymysql
 from pymysql.cursors import DictCursor
 
+from appclient.connection.statement import leaves_state, require_read
 from freshness.config.server import ServerAddress
 from freshness.database.connection import TIMEOUT_HINT, Connection, translated
 from freshness.errors import ConfigError, FreshnessError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
@@ -89,23 +89,6 @@ def describe_problem(error: Exception, address: ServerAddress, doing: str) -> Fr
     return translated(error, address, doing)
 
 
-_LEADING: Final = r"(?:[\s(]|/\*(?!!|M!).*?\*/|--\s[^\n]*\n|#[^\n]*\n)*"
-_READS: Final = re.compile(
-    _LEADING + r"(?:SELECT|WITH|SHOW|VALUES?|TABLE|DESC|DESCRIBE|EXPLAIN)\b", re.IGNORECASE | re.DOTALL
-)
-_LEAVES: Final = re.compile(r":=|\bINTO\s+@|\b(?:GET_LOCK|LAST_INSERT_ID)\s*\(\s*[^\s)]", re.IGNORECASE)
-"""A SELECT after which the session holds a user variable or a lock."""
-
-
-def require_read(sql: str) -> None:
-    """Raise `SourceUnsuitable` for a statement that does not only read: the session is that of the next read, too."""
-    if not _READS.match(sql):
-        raise SourceUnsuitable(
-            f"a read of the cache sent {sql.split(maxsplit=1)[0][:20] if sql.strip() else 'an empty statement'}",
-            hint="expected SELECT, WITH, VALUES, TABLE, SHOW or EXPLAIN; use a connection of your own for the rest",
-        )
-
-
 class LoaderConnection:
     """A loader's read-only view of one snapshot, on one connection to each shard that may hold the object's rows.
 
@@ -142,7 +125,7 @@ class LoaderConnection:
         require_read(sql)
         with self._turn():
             self.is_in_step = False
-            if _LEAVES.search(sql):
+            if leaves_state(sql):
                 self.is_reusable = False
             try:
                 rows = self._run(sql, params)

@@ -17,8 +17,8 @@ from appclient.connection.query import (
     LoaderConnection,
     QueryResult,
     describe_problem,
-    require_read,
 )
+from appclient.connection.statement import require_read
 from appclient.database.atleast import AtLeast, behind, demand_commits, enclosed_by
 from appclient.database.servers import DEFAULTS, ServerAccess
 from appclient.database.shard import LoaderError, ShardDatabase, ShardSnapshot, run_loader

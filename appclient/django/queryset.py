@@ -19,7 +19,7 @@ from django.db.models.query import ModelIterable
 
 from appclient.django.installed import get_app
 from appclient.django.plan import InstancePlan, ModelObject
-from appclient.django.session import get_session, is_dirty, take_tokens
+from appclient.django.session import get_session, is_dirty, is_special, take_tokens
 from freshness.errors import ConfigError, FreshnessError
 
 _ALL_FIELDS: Final = (frozenset[str](), True)
@@ -110,7 +110,7 @@ class CachedQuerySet(QuerySet):
         connection = connections[alias]
         server = app.places.find(connection.settings_dict)
         subject = app.objects.get((self.model._meta.label, server.keyspace)) if server is not None else None
-        if server is None or subject is None:
+        if server is None or subject is None or is_special(connection):
             return alias
         primaries: tuple[str, ...] = app.places.primaries.get(server.keyspace, ())
         for each in (*primaries, alias):

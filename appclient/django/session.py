@@ -20,6 +20,7 @@ from django.db import connections
 
 from appclient.cache import Cache
 from appclient.connection.commits import COMMITTED_SQL, read_gtids
+from appclient.connection.statement import calls_stored_function, changes_session
 from appclient.django.place import DatabaseRole, DjangoDatabases
 from freshness.position.commit import CommitToken
 
@@ -42,7 +43,11 @@ _ALL_COMMITTED: Final = {
 
 def may_write(sql: str, *, in_transaction: bool) -> bool:
     """Whether a statement can change rows, or locks them in a transaction: in doubt it does."""
-    return not _READS.match(sql) or (in_transaction and _LOCKS.search(sql) is not None)
+    return (
+        not _READS.match(sql)
+        or (in_transaction and _LOCKS.search(sql) is not None)
+        or calls_stored_function(sql)
+    )
 
 
 # -- the session --------------------------------------------------------------------------------------------
@@ -107,11 +112,14 @@ def serving(session: Session) -> Iterator[None]:
 @dataclass(slots=True)
 class _Writes:
     """On one of Django's connections. ``block``: the outermost atomic block of the last write; None outside of any.
-    ``raw``: the driver's connection that wrote. ``has_begun``: by a statement that Django does not see."""
+    ``raw``: the driver's connection that wrote. ``has_begun``: by a statement that Django does not see. ``changed``:
+    the driver's connection whose session was changed; ``isolation``: that of the one beside it."""
 
     block: Any = None
     raw: Any = None
     has_begun: bool = False
+    changed: Any = None
+    isolation: tuple[Any, str] = (None, "")
 
 
 def _writes_of(connection: Any) -> _Writes:
@@ -126,6 +134,16 @@ def watch(*, connection: Any, **_: Any) -> None:
     if connection.vendor == "mysql" and note_statement not in connection.execute_wrappers:
         # In front: execute_wrapper() removes the last one when it ends
         connection.execute_wrappers.insert(0, note_statement)
+    if connection.vendor == "mysql":
+        writes, raw = _writes_of(connection), connection.connection
+        writes.changed = None  # by Django's own statements at a reconnect
+        select_db = raw.select_db
+
+        def note_select_db(*arguments: Any) -> Any:
+            writes.changed = raw
+            return select_db(*arguments)
+
+        raw.select_db = note_select_db
 
 
 def note_statement(
@@ -136,6 +154,8 @@ def note_statement(
     try:
         return execute(sql, params, many, context)
     finally:
+        if changes_session(text):
+            _writes_of(connection).changed = connection.connection
         if may_write(text, in_transaction=connection.in_atomic_block):
             _note(connection)
             writes = _writes_of(connection)
@@ -171,6 +191,25 @@ def is_dirty(connection: Any) -> bool:
             return True
         return writes.block is connection.atomic_blocks[0]
     return not connection.autocommit or writes.has_begun
+
+
+def is_special(connection: Any) -> bool:
+    """Whether its statements mean other rows than those of other sessions, or lock what they read."""
+    raw = connection.connection
+    if raw is None:
+        return False
+    writes = _writes_of(connection)
+    if writes.changed is raw:
+        return True
+    if not connection.in_atomic_block:
+        return False
+    level = connection.isolation_level
+    if not level:  # the server's own
+        if writes.isolation[0] is not raw:
+            variable = "tx_isolation" if connection.mysql_is_mariadb else "transaction_isolation"
+            writes.isolation = raw, _ask(raw, f"SELECT @@session.{variable}")
+        level = writes.isolation[1]
+    return str(level).upper() == "SERIALIZABLE"
 
 
 # -- the tokens ---------------------------------------------------------------------------------------------

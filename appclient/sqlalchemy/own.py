@@ -15,10 +15,15 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
+from appclient.connection.statement import calls_stored_function, changes_session
 from appclient.sqlalchemy.replay import Answer, ReplayEngine
 from freshness.position.commit import CommitToken
 
 _STATE: Final = "freshness"
+_CHANGED: Final = "freshness_changed"
+"""In `Connection.info`, which lasts as long as the driver's connection."""
+
+SERIALIZABLE: Final = "SERIALIZABLE"
 
 _READ: Final = re.compile(
     r"(?:\s|/\*(?!!|M!).*?\*/)*(?:SELECT|SHOW|EXPLAIN|DESC|SAVEPOINT|RELEASE|ROLLBACK TO|SET(?!\s+STATEMENT))\b",
@@ -29,7 +34,7 @@ _LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\b|\bINTO\b",
 
 def is_read(sql: str) -> bool:
     """Whether a statement neither writes nor locks."""
-    return _READ.match(sql) is not None and _LOCKS.search(sql) is None
+    return _READ.match(sql) is not None and _LOCKS.search(sql) is None and not calls_stored_function(sql)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +59,12 @@ class SessionState:
             self.token = token if self.token is None else self.token.union(token)
 
 
+def is_special(bind: Connection | Engine) -> bool:
+    """Whether options of an engine or connection choose another schema, or lock each row that is read."""
+    options = bind.get_execution_options()
+    return bool(options.get("schema_translate_map")) or options.get("isolation_level") == SERIALIZABLE
+
+
 class Writes:
     """The connections of which the present transaction has written, of all engines that are observed."""
 
@@ -76,6 +87,8 @@ class Writes:
         self._written.discard(connection)
 
     def _note(self, connection: Connection, cursor: Any, sql: str, *_: Any) -> None:
+        if changes_session(sql):
+            connection.info[_CHANGED] = True
         if connection not in self._written and not is_read(sql):
             self._written.add(connection)
 
@@ -86,6 +99,12 @@ class Writes:
             self._written.add(connection)
         if connection not in state.connections:
             state.connections.append(connection)
+
+    def is_changed(self, state: SessionState) -> bool:
+        """Whether statements of the session mean other rows than those of other sessions, or lock what they read."""
+        return any(
+            connection.info.get(_CHANGED) or is_special(connection) for connection in state.connections
+        )
 
     def has_written(self, state: SessionState) -> bool:
         return any(connection in self._written for connection in state.connections)

@@ -22,7 +22,7 @@ from appclient.connection.commits import read_committed
 from appclient.database.atleast import AtLeast
 from appclient.sqlalchemy.bykey import ByKey, find_by_key, may_be_by_key
 from appclient.sqlalchemy.composite import CachedSelect, answer_from
-from appclient.sqlalchemy.own import SessionState, Writes
+from appclient.sqlalchemy.own import SERIALIZABLE, SessionState, Writes, is_special
 from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, open_replay, replayed
 from freshness.config.keyspace import Keyspace
 from freshness.errors import (
@@ -47,7 +47,11 @@ _TIMESTAMPS: Final = (
     "SELECT table_name AS t, column_name AS c FROM information_schema.columns "
     "WHERE table_schema = %s AND data_type = 'timestamp'"
 )
-_ZONE: Final = "SELECT @@session.time_zone, @@system_time_zone"
+_SESSION: Final = (
+    "SELECT @@session.time_zone, @@system_time_zone, @@session.{isolation}, DATABASE(), "
+    "@@lower_case_table_names"
+)
+_ISOLATION: Final = {"mysql": "transaction_isolation", "mariadb": "tx_isolation"}
 _UTC: Final = frozenset({"+00:00", "UTC", "GMT", "ETC/UTC", "ZULU"})
 
 
@@ -60,15 +64,26 @@ class _Plan:
     key_columns: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _EngineSession:
+    """The session that an engine's connections begin with."""
+
+    zone: str
+    isolation: str
+    database: str
+    is_usual: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Site:
-    """The server of an engine. ``is_utc``: whether its sessions show a TIMESTAMP as cached rows do, None where
-    nobody has asked."""
+    """The server of an engine. ``database``: the configured one. ``session``: None until somebody has asked."""
 
     keyspace: Keyspace
     shard: str
+    database: str
     replay: ReplayEngine
-    is_utc: bool | None = None
+    session: _EngineSession | None = None
+    is_zone_logged: bool = False
     plans: WeakKeyDictionary[Any, _Plan | None] = field(default_factory=WeakKeyDictionary)
     """By compiled statement; None where it reads no object."""
 
@@ -235,7 +250,7 @@ class CachedReads:
             rows = self.fetch(session, object_name, key if len(key) > 1 else key[0])
         except StandAside:
             return None
-        return site.replay, answer_from(rows, lambda context: self.check_zone(site, session, context))
+        return site.replay, answer_from(rows, lambda context: self.check_zone(site, context))
 
     def _find_serving(self, session: Session, state: SessionState, bind_arguments: Any) -> _Site | None:
         """The server that the cache stands in for; None where the session has changes, or has written in its
@@ -245,7 +260,51 @@ class CachedReads:
         bind = session.get_bind(**bind_arguments)
         if isinstance(bind, Connection) and bind.in_transaction():
             self._writes.begin(state, bind)  # the application's own, from before the session's transaction
-        return None if self._writes.has_written(state) else self._site(bind.engine)
+        if self._writes.has_written(state) or self._writes.is_changed(state) or is_special(bind):
+            return None
+        site = self._site(bind.engine)
+        return site if site is not None and self._is_usual(site, state, bind.engine) else None
+
+    def _is_usual(self, site: _Site, state: SessionState, engine: Engine) -> bool:
+        """Whether sessions of the engine read the configured database, and do not lock the rows. Asked once, past
+        SQLAlchemy's cursor: applications count the statements of that one."""
+        if site.session is None:
+            try:
+                site.session = self._read_session(site, state, engine)
+            except Exception as error:  # noqa: BLE001 - of any driver: the session reads the database, and has it too
+                log.warning("the session's own engine is read in the place of the cache: %s", error)
+                return False
+            if not site.session.is_usual:
+                log.warning(
+                    "rows are not served from the cache: the sessions of the engine have database %s and isolation "
+                    "%s. hint: connect to the database of freshness.toml, and not as SERIALIZABLE",
+                    site.session.database,
+                    site.session.isolation,
+                )
+        return site.session.is_usual
+
+    def _read_session(self, site: _Site, state: SessionState, engine: Engine) -> _EngineSession:
+        used = next((each for each in state.connections if each.engine is engine), None)
+        borrowed = engine.raw_connection() if used is None else used.connection
+        try:
+            cursor = borrowed.cursor()
+            try:
+                cursor.execute(_SESSION.format(isolation=_ISOLATION[site.keyspace.flavor]))
+                [(zone, system, isolation, database, folds)] = cursor.fetchall()
+            finally:
+                cursor.close()
+        finally:
+            if used is None:
+                borrowed.close()
+        is_same = database == site.database or (
+            int(folds) > 0 and str(database).lower() == site.database.lower()
+        )
+        return _EngineSession(
+            str(system if zone == "SYSTEM" else zone),
+            str(isolation),
+            str(database),
+            is_usual=is_same and isolation != SERIALIZABLE,
+        )
 
     def fetch(self, session: Session, object_name: str, key: Any, *, is_many: bool = False) -> Any:
         """As `Cache.get` or `Cache.get_many`, with the commits of the session. Raises `StandAside` where the
@@ -262,7 +321,7 @@ class CachedReads:
             log.warning("the session's own engine is read in the place of the cache: %s", error)
             raise StandAside from error
 
-    def check_zone(self, site: _Site, session: Session, context: Any) -> None:
+    def check_zone(self, site: _Site, context: Any) -> None:
         """Raise `StandAside` where a TIMESTAMP would not be in the time zone of the application's own sessions."""
         name = site.keyspace.name
         if name not in self._timestamps:
@@ -280,17 +339,17 @@ class CachedReads:
             for each in column[2]
         ):
             return
-        if site.is_utc is None:
-            zone, system = session.connection().exec_driver_sql(_ZONE).one()
-            site.is_utc = (system if zone == "SYSTEM" else zone).upper() in _UTC
-            if not site.is_utc:
-                log.warning(
-                    "rows with a TIMESTAMP are not served from the cache: the engine's time zone is %s. hint: "
-                    "connect with init_command=\"SET time_zone = '+00:00'\"",
-                    zone,
-                )
-        if not site.is_utc:
-            raise StandAside
+        assert site.session is not None, "asked before a statement is answered"
+        if site.session.zone.upper() in _UTC:
+            return
+        if not site.is_zone_logged:
+            site.is_zone_logged = True
+            log.warning(
+                "rows with a TIMESTAMP are not served from the cache: the engine's time zone is %s. hint: "
+                "connect with init_command=\"SET time_zone = '+00:00'\"",
+                site.session.zone,
+            )
+        raise StandAside
 
     def _find_rows(
         self, site: _Site, session: Session, context: Any, parameters: Any
@@ -302,7 +361,7 @@ class CachedReads:
             plan = site.plans[compiled] = self._find_plan(site, compiled)
         if plan is None:
             raise StandAside
-        self.check_zone(site, session, context)
+        self.check_zone(site, context)
         keys = plan.by_key.keys(context, parameters, plan.key_columns)
         if plan.by_key.is_many and any(type(key) is not int for key in keys):
             raise StandAside  # two spellings may be one row, which the database gives once
@@ -345,7 +404,7 @@ class CachedReads:
             for address in (shard.primary, *shard.replicas):
                 server = f"{address.host}:{address.port}"
                 if server == named or f"{server}/{address.database}" == wanted:
-                    return _Site(keyspace, shard.name, open_replay(engine))
+                    return _Site(keyspace, shard.name, address.database, open_replay(engine))
         return None
 
     def _settled(self, answer: Any) -> Any:

@@ -14,6 +14,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import create_engine, event, select, text
@@ -592,6 +593,104 @@ def test_rows_that_are_locked_are_read_in_the_transaction(app: Application) -> N
     with app.sessions() as session:
         session.get_one(Customer, 128, with_for_update=True)
         session.get_one(Customer, 129)
+    assert app.seen == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "USE mysql",
+        "SET time_zone = '+05:00'",
+        "CREATE TEMPORARY TABLE freshness_other (id INT)",
+        "SELECT GET_LOCK('customers', 0)",
+        "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    ],
+)
+def test_a_connection_whose_session_was_changed_is_not_served(app: Application, statement: str) -> None:
+    app.warm("customer", 140)
+    with app.sessions() as session:
+        connection = session.connection()
+        try:
+            session.execute(sa.text(statement))
+            if not statement.startswith("USE"):
+                session.get_one(Customer, 140)
+        finally:
+            connection.invalidate()
+        assert app.seen == []
+    with app.sessions() as session:
+        session.get_one(Customer, 140)
+    assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+
+
+def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Application, system: System) -> None:
+    system.execute("CREATE DATABASE IF NOT EXISTS tenant_b")
+    system.execute("GRANT ALL ON tenant_b.* TO app@'%'")
+    system.pair.primary.execute(
+        CUSTOMERS_TABLE.replace("TABLE ", "TABLE IF NOT EXISTS "), database="tenant_b"
+    )
+    system.execute("REPLACE INTO tenant_b.customers VALUES (141, 'b', 1)")
+    app.warm("customer", 141)
+    translated = {"schema_translate_map": {None: "tenant_b"}}
+    with app.sessions(bind=app.engine.execution_options(**translated)) as session:
+        assert session.get_one(Customer, 141).name == "b"
+    with (
+        app.engine.connect().execution_options(**translated) as connection,
+        app.sessions(bind=connection) as session,
+    ):
+        assert session.get_one(Customer, 141).name == "b"
+    with app.sessions() as session:
+        session.connection(execution_options=translated)
+        assert session.get_one(Customer, 141).name == "b"
+    for options in ({"connect_args": {"database": "tenant_b"}}, {"creator": lambda: open_tenant(system)}):
+        engine = create_engine(engine_url(system), **options)
+        with app.sessions(bind=engine) as session:
+            assert session.get_one(Customer, 141).name == "b"
+        engine.dispose()
+    assert app.seen == []
+
+
+def open_tenant(system: System) -> Any:
+    return pymysql.connect(
+        host="127.0.0.1", port=system.pair.primary.port, user="app", password="app", database="tenant_b"
+    )
+
+
+@pytest.mark.parametrize("where", ["engine", "option", "connection", "transaction", "server"])
+def test_a_transaction_that_locks_what_it_reads_is_not_served(system: System, where: str) -> None:
+    """Two of them would both hit, and one of their updates would be lost."""
+    level = {"isolation_level": "SERIALIZABLE"}
+    variable = "transaction_isolation" if system.pair.primary.flavor == "mysql" else "tx_isolation"
+    with ExitStack() as stack:
+        if where == "server":
+            stack.enter_context(system.pair.primary.setting(variable, "'SERIALIZABLE'"))
+        app = stack.enter_context(closing(Application(system, **(level if where == "engine" else {}))))
+        app.warm("customer", 142)
+        if where not in ("engine", "server"):
+            with app.sessions() as usual:
+                usual.get_one(Customer, 142)
+            assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+            app.seen.clear()
+        if where == "option":
+            session = app.sessions(bind=app.engine.execution_options(**level))
+        elif where == "connection":
+            session = app.sessions(bind=stack.enter_context(app.engine.connect()).execution_options(**level))
+        else:
+            session = app.sessions()
+        if where == "transaction":
+            session.connection(execution_options=level)
+        with session:
+            session.get_one(Customer, 142)
+        assert app.seen == []
+
+
+def test_a_function_that_may_lock_counts_as_a_write(app: Application, system: System) -> None:
+    with system.pair.primary.setting("log_bin_trust_function_creators", 1):
+        system.execute("DROP FUNCTION IF EXISTS lock_customer")
+        system.execute("CREATE FUNCTION lock_customer() RETURNS INT DETERMINISTIC NO SQL RETURN 1")
+    app.warm("customer", 143)
+    with app.sessions() as session:
+        session.execute(sa.text("SELECT lock_customer()"))
+        session.get_one(Customer, 143)
     assert app.seen == []
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import unittest
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import connection, connections, transaction
+from django.db import ProgrammingError, connection, connections, transaction
 from django.db.models import F
 from django.test import AsyncClient, Client, TestCase
 from django.test.utils import CaptureQueriesContext
@@ -191,6 +193,61 @@ def test_a_lock_in_a_transaction_is_read_on_its_connection(
         things().using("default").select_for_update().get(pk=key)
         things().get(pk=key)
     assert not reads
+
+
+@pytest.mark.parametrize(
+    "statement", ["USE mysql", "SET time_zone = '+05:00'", "SELECT GET_LOCK('things', 0)", "select_db"]
+)
+def test_a_connection_whose_session_was_changed_is_not_served(
+    system: System, key: int, reads: list[Explanation], statement: str
+) -> None:
+    connection = connections["replica"]  # that of the router, for reads
+    connection.ensure_connection()
+    try:
+        if statement == "select_db":
+            connection.connection.select_db("mysql")
+        else:
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+        if statement in ("USE mysql", "select_db"):
+            with pytest.raises(ProgrammingError, match="doesn't exist"):
+                things().using("replica").get(pk=key)
+            with pytest.raises(ProgrammingError, match="doesn't exist"):
+                things().get(pk=key)
+        else:
+            things().get(pk=key)
+        assert not reads
+    finally:
+        connection.close()
+    things().get(pk=key)
+    assert [each.outcome for each in reads] == [ReadOutcome.HIT]
+
+
+@pytest.mark.parametrize("where", ["options", "server", "statement"])
+def test_a_transaction_that_locks_what_it_reads_is_not_served(
+    system: System, key: int, reads: list[Explanation], where: str
+) -> None:
+    """Two of them would both hit, and one of their updates would be lost."""
+    connection, replica = connections["replica"], system.pair.replica
+    variable = "transaction_isolation" if replica.flavor == "mysql" else "tx_isolation"
+    connection.ensure_connection()
+    before = connection.isolation_level
+    with ExitStack() as stack:
+        if where != "statement":
+            connection.close()
+            stack.callback(connection.close)
+        if where == "server":
+            stack.enter_context(replica.setting(variable, "'SERIALIZABLE'"))
+        options = {"options": {"isolation_level": "serializable"}, "server": {"isolation_level": None}}
+        stack.enter_context(patch.dict(connection.settings_dict["OPTIONS"], options.get(where, {})))
+        if where == "statement":
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+            stack.callback(connection.close)
+        with transaction.atomic(using="replica"):
+            things().get(pk=key)
+        assert not reads
+    connection.isolation_level = before
 
 
 def test_no_query_of_the_application_is_added(system: System, key: int) -> None:

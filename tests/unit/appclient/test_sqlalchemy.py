@@ -125,8 +125,10 @@ class Cursor:
         self._cursor = rows.cursor()
 
     def execute(self, sql: str, parameters: Any = None) -> None:
+        if "system_time_zone" in sql:
+            sql = "SELECT '+00:00', 'UTC', 'REPEATABLE-READ', 'shop', 0"
         for pattern, answer in ASKED.items():
-            if "FROM customers" not in sql and re.search(pattern, sql):
+            if sql.count(",") < 4 and "FROM customers" not in sql and re.search(pattern, sql):
                 sql, parameters = "SELECT :answer", {"answer": answer}
         if sql.startswith("SET "):
             return

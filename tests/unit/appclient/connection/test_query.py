@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from appclient.connection.query import LoaderConnection, require_read
+from appclient.connection.query import LoaderConnection
+from appclient.connection.statement import calls_stored_function, changes_session, require_read
 from freshness.errors import ConfigError, SourceUnsuitable
 
 
@@ -71,6 +72,46 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
         opened.query(sql)
     assert opened.failure is None, "it is the loader's own error"
     assert opened.is_in_step
+
+
+@pytest.mark.parametrize(
+    ("sql", "changes"),
+    [
+        ("USE tenant_b", True),
+        ("SET time_zone = '+05:00'", True),
+        ("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", True),
+        ("set names latin1", True),
+        ("SET foreign_key_checks = 0, time_zone = '+05:00'", True),
+        ("CREATE TEMPORARY TABLE customers (id INT)", True),
+        ("/* name */ LOCK TABLES customers READ", True),
+        ("PREPARE s FROM 'SET time_zone = 1'", True),
+        ("SELECT GET_LOCK('a', 1)", True),
+        ("SELECT id, get_lock (name, 1) FROM customers", True),
+        ("SET foreign_key_checks = 0", False),
+        ("SET @tenant = 5", False),
+        ("SET SESSION innodb_lock_wait_timeout = 5", False),
+        ("SET STATEMENT max_statement_time = 1 FOR SELECT 1", False),
+        ("SELECT 1", False),
+        ("UPDATE customers SET name = 'USE'", False),
+        ("CREATE TABLE customers (id INT)", False),
+    ],
+)
+def test_a_statement_after_which_others_mean_other_rows(sql: str, changes: bool) -> None:
+    assert changes_session(sql) is changes
+
+
+@pytest.mark.parametrize(
+    ("sql", "calls"),
+    [
+        ("SELECT lock_account(42)", True),
+        ("select shop.lock_account (42)", True),
+        ("SELECT 1", False),
+        ("SELECT NOW(), CONCAT('a', VERSION())", False),
+        ("SELECT COUNT(*) FROM customers WHERE f(id)", False),
+    ],
+)
+def test_a_function_that_may_lock(sql: str, calls: bool) -> None:
+    assert calls_stored_function(sql) is calls
 
 
 @pytest.mark.parametrize(
