@@ -78,6 +78,10 @@ class NodeReads:
                         return [hit]
                 return self._run(reader, lookups, demand)
             return self._read_many(reader, lookups, demand)
+        except BaseException:
+            if reader is not None:
+                reader.context.views.clear()  # an interruption may have closed the connections that they are of
+            raise
         finally:
             self.readers.give_back(reader)
 

@@ -79,7 +79,6 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
     judged: list[tuple[str, Sequence[Pending], NodeView, Replies, list[tuple[Pending, Item]]]] = []
     for (node, of_node, view), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
-            context.views.pop(node, None)
             for entry in of_node:
                 entry.state = Unstored(ReadOutcome.NODE_DOWN)
             continue

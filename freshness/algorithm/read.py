@@ -18,13 +18,14 @@ from freshness.algorithm.hit import look_up
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import Procedure, Wait
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import NO_DEMAND, Demand, Pending, Read, ReadContext, Unstored
+from freshness.algorithm.state import NO_DEMAND, Demand, Pending, Read, ReadContext, Unstored, forgets_broken
 
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6). Each wait
 is twice as long as the one before: most loads are short, and some are long."""
 
 
+@forgets_broken
 def read_through(
     context: ReadContext, lookups: Sequence[Lookup], demand: Demand = NO_DEMAND
 ) -> Procedure[list[Read]]:

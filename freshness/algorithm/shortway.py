@@ -9,7 +9,7 @@ from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.parts import fetch_parts
 from freshness.algorithm.request import MISSING, NO_TOKENS, Finds, Flow, Flows, Item, Procedure
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.algorithm.state import REFRESH_SHARE, Read, ReadContext
+from freshness.algorithm.state import REFRESH_SHARE, Read, ReadContext, forgets_broken
 from freshness.algorithm.view import NodeView
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
@@ -37,13 +37,18 @@ def find_hit(
         return None
     if at_least and view.find_behind(policy, at_least):
         return None
-    data = get(lookup.item)
+    try:
+        data = get(lookup.item)
+    except BaseException:
+        context.forget(lookup.node)
+        raise
     if not data or context.clock() - fetched_at > refresh_seconds:
         return None
     refusal, payload = view.judge(policy, lookup.identity, data)
     return Read(_HIT, payload, None, NO_TOKENS) if refusal is None else None
 
 
+@forgets_broken
 def find_hits(
     context: ReadContext, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS
 ) -> Procedure[list[Read | None]]:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.request import NO_TOKENS, Get, Request, Version
+from freshness.algorithm.request import NO_TOKENS, Flows, Get, Procedure, Request, Version
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX
+from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value
 
@@ -55,6 +57,9 @@ class Demand:
 
 NO_DEMAND: Final = Demand()
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 @dataclass(slots=True)
 class ReadContext:
@@ -82,6 +87,41 @@ class ReadContext:
     part_bytes: int = PART_BYTES
     value_bytes_max: int = STORED_BYTES_MAX
     views: dict[str, NodeView] = field(default_factory=dict)
+
+    def forget(self, node: str) -> None:
+        """The connection to a node broke. Its memory may be an older one from now on, and records that were read
+        before vouch for nothing in it."""
+        self.views.pop(node, None)
+
+
+def forgets_broken(
+    procedure: Callable[Concatenate[ReadContext, Arguments], Procedure[Result]],
+) -> Callable[Concatenate[ReadContext, Arguments], Procedure[Result]]:
+    """A procedure that forgets the records of each node that fails under it, whichever step meets the failure."""
+
+    @wraps(procedure)
+    def run(context: ReadContext, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Procedure[Result]:
+        steps = procedure(context, *args, **kwargs)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = yield step
+                except BaseException as error:  # noqa: BLE001 - the procedure cleans up and raises it again
+                    if isinstance(step, Flows) or not isinstance(error, Exception):
+                        context.views.clear()  # an interruption closes the connections that wait for answers
+                    step = steps.throw(error)
+                    continue
+                if isinstance(step, Flows):
+                    for flow, replies in zip(step.flows, answer, strict=True):
+                        if isinstance(replies, FreshnessError):
+                            context.forget(flow.node)
+                step = steps.send(answer)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+    return run
 
 
 # A lookup goes through these states, and only forward but for the wait:

@@ -197,18 +197,26 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         connection.close()
 
     def _connect(self) -> socket.socket:
-        """A connection to the first address that the name resolves to; TLS is for TCP only. Raises OSError."""
-        reach, family, host = self._reach, socket.AF_UNIX, ""
-        target: Any = self._address
-        if isinstance(self._address, tuple):
-            host, port = self._address
-            family, _, _, _, target = reach.network.resolve(host, port)[0]
+        """A connection to the first address of the name that takes one. Raises OSError."""
+        if not isinstance(self._address, tuple):
+            return self._connect_to(socket.AF_UNIX, self._address)
+        failure: OSError | None = None
+        for family, _, _, _, target in self._reach.network.resolve(*self._address):
+            try:
+                return self._connect_to(family, target)
+            except OSError as error:
+                failure = error
+        raise failure or OSError(f"{self._address[0]} has no address")
+
+    def _connect_to(self, family: int, target: Any) -> socket.socket:
+        """TLS is for TCP only."""
+        reach = self._reach
         connected = reach.network.make_socket(family)
         try:
             if family != socket.AF_UNIX:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if reach.make_tls is not None:
-                    connected = reach.make_tls().wrap_socket(connected, server_hostname=host)
+                    connected = reach.make_tls().wrap_socket(connected, server_hostname=self._address[0])
             connected.settimeout(reach.connect_timeout_seconds)
             connected.connect(target)
             connected.settimeout(reach.timeout_seconds)

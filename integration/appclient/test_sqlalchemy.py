@@ -660,12 +660,13 @@ def test_a_transaction_that_locks_what_it_reads_is_not_served(system: System, wh
     """Two of them would both hit, and one of their updates would be lost."""
     level = {"isolation_level": "SERIALIZABLE"}
     variable = "transaction_isolation" if system.pair.primary.flavor == "mysql" else "tx_isolation"
+    begins_so = where in ("engine", "server")
     with ExitStack() as stack:
         if where == "server":
             stack.enter_context(system.pair.primary.setting(variable, "'SERIALIZABLE'"))
         app = stack.enter_context(closing(Application(system, **(level if where == "engine" else {}))))
         app.warm("customer", 142)
-        if where not in ("engine", "server"):
+        if not begins_so:
             with app.sessions() as usual:
                 usual.get_one(Customer, 142)
             assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]

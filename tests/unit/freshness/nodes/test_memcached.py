@@ -36,6 +36,7 @@ from freshness.algorithm.request import (
     Strikes,
 )
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.network import Network
 from freshness.nodes import memcached
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.meta import VERSION_LIMIT, Plan, ProtocolError, ReplyReader, decode_flow, encode_flow
@@ -704,3 +705,29 @@ def test_over_tls_no_command_is_cut_by_the_end_of_a_record() -> None:
     records = memcached._pack_records(commands)
     assert [len(record) for record in records] == [16384, 1, 16384, 5, 20_000, 3]
     assert b"".join(records) == b"".join(commands)
+
+
+def test_all_addresses_of_a_name_are_tried() -> None:
+    """As ``localhost`` is ::1 and 127.0.0.1, and a server listens on one of them."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent, closing(socket.socket()) as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        addresses = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", closed.getsockname()),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", silent.getsockname()),
+        ]
+
+        class Names(Network):
+            def resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
+                return addresses
+
+        node = MemcachedNode(f"cache:{port}", Reach(network=Names(), timeout_seconds=0.05))
+        with pytest.raises(NodeUnavailable, match="did not answer"):
+            node.perform((GET,))
+        silent.accept()[0].close()
+        del addresses[1]
+        with pytest.raises(NodeUnavailable, match="cannot be reached"):
+            node.perform((GET,))
+        addresses.clear()
+        with pytest.raises(NodeUnavailable, match="has no address"):
+            node.perform((GET,))

@@ -1,0 +1,133 @@
+"""F129: a node breaks off, and comes back with an older memory: a file, or a replica that was promoted.
+
+By the records that a reader has read on the broken connection its old entries would be hits. The real driver, nodes
+in memory; each flow of a read meets the failure in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import record_key
+from freshness.algorithm.lookup import Loaded
+from freshness.algorithm.read import read_through
+from freshness.algorithm.request import Request
+from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.shortway import find_hit, find_hits
+from freshness.algorithm.state import ReadContext
+from freshness.errors import FreshnessError, NodeUnavailable
+from freshness.nodes.memory import MemoryNode
+from tests.schedules.world import LINEAGE, NAMESPACE, NODE, Invalidator, Reader, World, lookup
+
+FIRST, SECOND = lookup(1), lookup(2)
+
+
+class Node(MemoryNode):
+    """Its connection breaks at the flow of number ``breaks_at``, and its memory is then an older one. The record in
+    it is not believed: it names another process."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.stores[NODE])
+        self.flows = 0
+        self.breaks_at = -1
+        self.older = world.stores[NODE].state()
+
+    def send(self, requests: Sequence[Request]) -> None:
+        self.flows += 1
+        if self.flows == self.breaks_at:
+            self.store.restore(self.older)
+            self.store.evict(record_key(NAMESPACE, LINEAGE))
+            raise NodeUnavailable(f"{self.name} broke the connection", hint="it comes back")
+        super().send(requests)
+
+
+class Process:
+    """A reader as the library has it: the short ways first, and what they raise is left to the procedure."""
+
+    def __init__(self, world: World, **changes: Any) -> None:
+        reader = Reader(world, world.replica().catch_up(), **changes)
+        self.world, self.context, self.node = world, reader.context, Node(world)
+        self.driver = BlockingDriver({NODE: self.node}, world.sleep, load=self._load)
+
+    def _load(self, lookups: Sequence[Any], at_least: Mapping[str, Any]) -> Any:
+        token = self.world.replica().catch_up().token()
+        return [Loaded([1, 2, 3], {LINEAGE: token}) for _ in lookups]
+
+    def get(self) -> ReadOutcome:
+        try:
+            hit = find_hit(self.context, FIRST, self.node.find)
+        except FreshnessError:
+            hit = None
+        return hit.outcome if hit is not None else self.run(FIRST)[0]
+
+    def get_many(self) -> list[ReadOutcome]:
+        hits = self.driver.run(find_hits(self.context, [FIRST, SECOND]))
+        missing = [each for each, hit in zip((FIRST, SECOND), hits, strict=True) if hit is None]
+        others = iter(self.run(*missing) if missing else ())
+        return [next(others) if hit is None else hit.outcome for hit in hits]
+
+    def run(self, *lookups: Any) -> list[ReadOutcome]:
+        return [each.outcome for each in self.driver.run(read_through(self.context, lookups))]
+
+
+def begin(**changes: Any) -> tuple[Process, Invalidator]:
+    """Both entries are of before the last change in the older memory; in the current one they are not there."""
+    world = World()
+    invalidator = Invalidator(world).join()
+    invalidator.apply()
+    process = Process(world, **changes)
+    assert process.get_many() == [ReadOutcome.FILLED, ReadOutcome.FILLED]
+    process.node.older = world.stores[NODE].state()
+    world.commit(FIRST.item, SECOND.item)
+    invalidator.apply()
+    return process, invalidator
+
+
+def find_old_hits(process: Process) -> list[ReadOutcome]:
+    """Reads after the break, within the time for which records are kept."""
+    return [each for each in [process.get(), *process.get_many()] if each is ReadOutcome.HIT]
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("asks", ["get", "get_many", "in parts"])
+def test_no_view_outlives_its_connection(asks: str, at: int) -> None:
+    """A miss has a lookup, guards, fills and the stubs that it drops; a value in parts has its parts beside these."""
+    process, _ = begin(**({"part_bytes": 2} if asks == "in parts" else {}))
+    process.node.breaks_at = process.node.flows + at
+    while process.node.flows < process.node.breaks_at:
+        process.get() if asks == "get" else process.get_many()
+        process.world.commit(FIRST.item)  # not applied: no record says so
+    assert find_old_hits(process) == []
+
+
+def test_the_short_way_meets_the_failure_first() -> None:
+    process, _ = begin()
+    assert process.get() is ReadOutcome.FILLED
+    process.node.breaks_at = process.node.flows + 1
+    assert process.get() is ReadOutcome.NO_RECORD
+    assert find_old_hits(process) == []
+
+
+def test_an_interrupted_read_forgets_what_vouches() -> None:
+    class Interrupted(BaseException):
+        pass
+
+    process, _ = begin()
+    steps = read_through(process.context, [FIRST])
+    next(steps)
+    with pytest.raises(Interrupted):
+        steps.throw(Interrupted())
+    assert process.context.views == {}
+
+
+def test_planted_a_view_that_outlives_its_connection_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadContext, "forget", lambda *_: None)
+    for asks, at in (("get", 2), ("get_many", 2)):
+        with pytest.raises(AssertionError):
+            test_no_view_outlives_its_connection(asks, at)
+    with pytest.raises(AssertionError):
+        test_the_short_way_meets_the_failure_first()
