@@ -35,6 +35,7 @@ from integration.spark.consumers import POLL_SECONDS, Consumer, Reader, make_pub
 from integration.spark.script import KEY, TABLES, Script, Seen, look, wait_archive_shown, wait_archived
 from integration.spark.seats import SEAT, in_frame
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import RefreshRequest
 from spark.copy import __main__ as copy_command
 from spark.copy.state import read_copy
@@ -72,7 +73,7 @@ class Run:
 
     def open_stream(self, since: str = "now", refresh: RefreshRequest | None = None) -> OpenedStream:
         opener = StreamOpener(lambda: self.made.config)
-        return opener.open(since=since, tables=("*",), refresh=refresh)
+        return opener.open(StreamQuery(since=since, tables=("*",), refresh=refresh))
 
     def copy(self, name: str) -> int:
         """Make a copy, or bring it up to date; no row of it goes back. The exit code."""

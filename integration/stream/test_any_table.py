@@ -23,6 +23,7 @@ from invalidator.archive.reader import open_archive
 from invalidator.archive.record import record
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.selection import WHOLE, Selection
 
 POLL_SECONDS = 0.2
@@ -48,7 +49,7 @@ def config_path(pair: Pair, tmp_path: Path) -> Path:
 
 @contextmanager
 def opened(path: Path, *tables: str, since: str = "now") -> Iterator[OpenedStream]:
-    found = StreamOpener(lambda: load_config(path)).open(since=since, tables=(*tables, "ends"))
+    found = StreamOpener(lambda: load_config(path)).open(StreamQuery(since=since, tables=(*tables, "ends")))
     try:
         yield found
     finally:

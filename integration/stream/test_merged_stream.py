@@ -70,6 +70,7 @@ from integration.stream.test_stream_service import STREAM as STREAM_PATH
 from invalidator.archive.record import record
 from invalidator.stream.feed import PURGED_HINT
 from invalidator.stream.open import StreamOpener
+from invalidator.stream.query import StreamQuery
 
 TWO: Final = ("-80", "80-")
 FOUR: Final = ("-40", "40-80", "80-c0", "c0-")
@@ -240,7 +241,7 @@ class ProcessConsumer(Consumer):
         self._opener = StreamOpener(read_config)
 
     def read(self, since: str) -> Iterator[Part]:
-        opened = self._opener.open("shop", "-", since)
+        opened = self._opener.open(StreamQuery("shop", since=since))
         try:
             while True:
                 opened.follow()
@@ -472,7 +473,7 @@ def test_a_start_by_time_is_found_in_the_log_of_a_replica(own_pair: Pair, tmp_pa
     primary.execute("FLUSH BINARY LOGS")
     wait_until(lambda: purge_logs(primary), "all but the last log are purged")
     primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
-    with StreamOpener(lambda: config).open("shop", since=begun).stream as stream:
+    with StreamOpener(lambda: config).open(StreamQuery("shop", since=begun)).stream as stream:
         found: list[Any] = []
 
         def have_come() -> bool:

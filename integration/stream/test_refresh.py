@@ -40,6 +40,7 @@ from integration.invalidator.test_row_digest import (
 from integration.servers import DatabaseServer, Flavor, Pair
 from invalidator.stream.json_lines import LineReader, LineWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import RefreshRequest
 from invalidator.stream.selection import Selection
 
@@ -86,8 +87,8 @@ def config_path(pair: Pair, tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def opened(path: Path, request: RefreshRequest | None, since: str = "now") -> Iterator[OpenedStream]:
-    tables = ("*",)
-    found = StreamOpener(lambda: load_config(path)).open(since=since, tables=tables, refresh=request)
+    query = StreamQuery(since=since, tables=("*",), refresh=request)
+    found = StreamOpener(lambda: load_config(path)).open(query)
     try:
         yield found
     finally:

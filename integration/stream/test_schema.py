@@ -25,6 +25,7 @@ from integration.harness import wait_until
 from integration.servers import Pair
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.schema_format import format_schema
 
 POLL_SECONDS = 0.2
@@ -50,7 +51,7 @@ def run(pair: Pair, *statements: str) -> None:
 
 @contextmanager
 def opened(path: Path, since: str = "now") -> Iterator[OpenedStream]:
-    found = StreamOpener(lambda: load_config(path)).open(since=since, tables=("*",))
+    found = StreamOpener(lambda: load_config(path)).open(StreamQuery(since=since, tables=("*",)))
     try:
         yield found
     finally:

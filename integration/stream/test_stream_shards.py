@@ -29,6 +29,7 @@ from integration.stream.test_stream_service import Change, archived_changes, cha
 from invalidator.archive.record import record
 from invalidator.archive.writer import ArchiveWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 
 NAMES: Final = ("-80", "80-")
 CUT: Final = "-40"
@@ -135,7 +136,7 @@ def test_two_shards_are_streamed_cut_recorded_and_replayed(
         config = configure(cluster, tmp_path, [one.address, two.address])
         opener, folder = StreamOpener(lambda: config), tmp_path / "archive"
         starts = {shard.name: head_of(shard.primary) for shard in cluster.shards}
-        whole, part = opener.open("shop"), opener.open("shop", CUT)
+        whole, part = (opener.open(StreamQuery("shop", key_range)) for key_range in ("-", CUT))
         try:
             with recording(opener, folder) as written:
                 with writing(ShardRouter(cluster.shards)) as writer:

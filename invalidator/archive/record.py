@@ -21,6 +21,7 @@ from freshness.keys.keyrange import KeyRange
 from freshness.stream.resume import ResumeVector
 from invalidator.archive.writer import ArchiveWriter, RotationPolicy, find_resume, make_storage_error
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def record(
             hint="leave --since out, or begin another archive with --out",
         )
     start = ResumeVector(keyspace.name, KeyRange(), tokens) if tokens else "now" if since is None else since
-    opened = opener.open(keyspace.name, "-", start, tables=config.archive.tables, minimize_skew=False)
+    opened = opener.open(StreamQuery(keyspace.name, "-", start, config.archive.tables, minimize_skew=False))
     try:
         policy = RotationPolicy(config.archive.rotate_seconds, config.archive.rotate_mb << 20)
         archive = ArchiveWriter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from freshness.errors import StorageUnavailable
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
 from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
 from invalidator.stream.selection import Images, Selection, read_names
 
@@ -55,30 +57,29 @@ def stream(
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
     """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
+    refreshed = RefreshRequest(
+        read_names(refresh, "--refresh"),
+        refresh_from,
+        refresh_rows_per_second,
+        refresh_chunk_rows,
+        Selection(read_names(columns, "--columns"), images=images),
+    )
+    names = read_names(tables, "--tables")
+    start = "now" if since is None else since
+    _print_stream(config, StreamQuery(keyspace, key_range, start, names, skew, refreshed, count, heartbeats))
+
+
+def _print_stream(config: Path, query: StreamQuery) -> None:
     from freshness.stream.lines import UpdateLine, encode_line
     from invalidator.stream.json_lines import LineWriter
     from invalidator.stream.open import StreamOpener
 
-    selection = Selection(read_names(columns, "--columns"), images=images)
     read_config = load_on_hangup(config)
     stopping = threading.Event()
     call_on_stop(stopping.set)
-    opened = StreamOpener(read_config).open(
-        keyspace,
-        key_range,
-        "now" if since is None else since,
-        tables=read_names(tables, "--tables"),
-        minimize_skew=skew,
-        refresh=RefreshRequest(
-            read_names(refresh, "--refresh"),
-            refresh_from,
-            refresh_rows_per_second,
-            refresh_chunk_rows,
-            selection,
-        ),
-    )
+    opened = StreamOpener(read_config).open(query)
     try:
-        out = LineWriter(opened.layouts, opened.stream.resume.format(), heartbeats, selection)
+        out = LineWriter(opened.layouts, opened.stream.resume.format(), query.heartbeats, query.selection)
         printed = 0
         while not stopping.is_set():
             opened.follow()
@@ -86,7 +87,7 @@ def stream(
             for line in out.lines(message) if message is not None else ():
                 sys.stdout.buffer.write(encode_line(line))
                 printed += isinstance(line, UpdateLine)
-                if printed == count:
+                if printed == query.count:
                     stopping.set()
                     break
             sys.stdout.buffer.flush()

@@ -1,8 +1,8 @@
 """The update stream over HTTP, and what belongs to it: tokens and the topology.
 
 Each consumer has a thread with an update stream of its own, and a bounded buffer before its connection: a slow one
-waits for nobody and nobody for it. Whose buffer stays full is told where to go on and disconnected. Routes are added
-to the application of ``invalidator.http.service``. Never touches the invalidator's own work.
+waits for nobody and nobody for it. One whose buffer stays full gets its resume text and is disconnected. Routes are
+added to the application of ``invalidator.http.service``. Never touches the invalidator's own work.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 from fastapi import APIRouter, Header, Query
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,17 +26,18 @@ from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, SchemaLine, encode_line
 from freshness.stream.resume import ResumeVector
-from invalidator.http.gates import find_grant
+from invalidator.http.gates import Grant, find_grant
 from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
 from invalidator.http.refusal import SchemaUnknown, describe_refusals
 from invalidator.http.topology import describe_topology
 from invalidator.stream.json_lines import LineWriter, cut_lines
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
 from invalidator.stream.schema_book import SchemaBook
 from invalidator.stream.schema_format import SchemaFormat, format_schema
-from invalidator.stream.selection import WHOLE, Images, Selection, read_names
+from invalidator.stream.selection import Images, Selection, read_names
 
 POLL_SECONDS: Final = 0.25
 """How soon a consumer's thread sees that the consumer has gone."""
@@ -90,16 +92,7 @@ class Opener(Protocol):
     @property
     def read_config(self) -> Callable[[], Config]: ...
 
-    def open(
-        self,
-        keyspace_name: str | None,
-        key_range: str,
-        since: str,
-        *,
-        tables: Sequence[str],
-        minimize_skew: bool | None,
-        refresh: RefreshRequest | None,
-    ) -> Opened: ...
+    def open(self, query: StreamQuery) -> Opened: ...
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken: ...
 
@@ -131,17 +124,14 @@ def encode_event(name: str, data: bytes, number: str | None = None) -> bytes:
 
 @dataclass(slots=True)
 class Consumer:
-    """Reads one stream for one connection. ``schemas``: takes those that it tells. ``lines_max``: of changes; None
-    for no end. ``heartbeats``: whether it wants lines of them. ``_resume``: of what is in the buffer."""
+    """Reads one stream for one connection. ``schemas``: takes the schemas that it sends. ``_resume``: the resume text
+    of the lines in the buffer."""
 
     opened: Opened
-    keyspace: str
+    query: StreamQuery
     format: Format
     policy: ServePolicy
     schemas: SchemaBook
-    lines_max: int | None
-    heartbeats: bool = True
-    selection: Selection = WHOLE
     buffer: LineBuffer = field(init=False)
     writer: LineWriter = field(init=False)
     _resume: str | None = field(init=False)
@@ -150,7 +140,9 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self._resume = _format_vector(self.opened.stream.resume)
-        self.writer = LineWriter(self.opened.layouts, self._resume, self.heartbeats, self.selection)
+        self.writer = LineWriter(
+            self.opened.layouts, self._resume, self.query.heartbeats, self.query.selection
+        )
         self.buffer = LineBuffer(self.policy.buffer_bytes_max, self._resume)
         self._thread = threading.Thread(target=self._run, name="update stream consumer", daemon=True)
 
@@ -159,7 +151,7 @@ class Consumer:
         self._thread.start()
 
     def stop(self, reason: str = "") -> None:
-        """End the stream; with a reason the consumer is told."""
+        """End the stream; a reason is sent to the consumer."""
         self._stop_reason = reason
         if not reason:
             self.buffer.abandon()
@@ -170,11 +162,11 @@ class Consumer:
     def heartbeat(self) -> bytes | None:
         """The line for an idle stream; None where lines wait, or it is not wanted."""
         resume = self.buffer.find_resume()
-        if resume is None or not self.heartbeats:
+        if resume is None or not self.query.heartbeats:
             return None
         return self.format(
             HeartbeatLine(
-                keyspace=self.keyspace,
+                keyspace=self.opened.stream.resume.keyspace,
                 timestamp=time.time(),
                 resume=resume,
                 min_timestamp=ResumeVector.parse(resume).min_timestamp_us / 1e6,
@@ -197,7 +189,7 @@ class Consumer:
 
     def _follow_stream(self) -> bytes:
         """Until the consumer goes, is slow, or has all that it asked for. The last line, if any."""
-        count = 0
+        count, lines_max = 0, self.query.count
         while not self.buffer.is_abandoned:
             if self._stop_reason:
                 return self.format(EndLine(reason=self._stop_reason, resume=self._resume))
@@ -206,8 +198,8 @@ class Consumer:
             if message is None:
                 continue
             lines = self.writer.lines(message)
-            if self.lines_max is not None:
-                lines = cut_lines(lines, self.lines_max - count)
+            if lines_max is not None:
+                lines = cut_lines(lines, lines_max - count)
             for line in lines:
                 if isinstance(line, SchemaLine):
                     self.schemas.note(line)
@@ -220,7 +212,7 @@ class Consumer:
                 if not self.buffer.put(data, after, self.policy.slow_seconds):
                     return self._give_up()
                 self._resume = after
-            if self.lines_max is not None and count >= self.lines_max:
+            if lines_max is not None and count >= lines_max:
                 return b""
         return b""
 
@@ -316,39 +308,16 @@ class StreamHub:
     def count(self) -> int:
         return self._count
 
-    def open(
-        self,
-        keyspace: str | None,
-        key_range: str,
-        since: str,
-        *,
-        tables: Sequence[str] = (),
-        refresh: RefreshRequest | None = None,
-        minimize_skew: bool | None,
-        count: int | None,
-        heartbeats: bool,
-        media_type: str,
-    ) -> StreamResponse:
+    def open(self, query: StreamQuery, media_type: str) -> StreamResponse:
         """The response for a new consumer. Raises `TooManyConsumers` and what `StreamOpener.open` raises."""
         self._admit()
-        refresh = refresh or RefreshRequest()
         try:
-            opened = self.opener.open(
-                keyspace, key_range, since, tables=tables, minimize_skew=minimize_skew, refresh=refresh
-            )
+            opened = self.opener.open(query)
         except BaseException:
             self._leave(None)
             raise
-        consumer = Consumer(
-            opened,
-            opened.stream.resume.keyspace,
-            format_event if media_type == EVENTS else encode_line,
-            self.policy,
-            self.schemas,
-            count,
-            heartbeats,
-            refresh.selection,
-        )
+        line_format = format_event if media_type == EVENTS else encode_line
+        consumer = Consumer(opened, query, line_format, self.policy, self.schemas)
         with self._lock:
             self._by_number[id(consumer)] = consumer
         return StreamResponse(consumer, media_type, lambda: self._leave(consumer))
@@ -379,6 +348,51 @@ class StreamHub:
 # -- routes ------------------------------------------------------------------------------------------------------
 
 
+class StreamParameters(BaseModel):
+    """The query of the update stream, as an address has it."""
+
+    keyspace: str | None = Field(None, description="which one, where there are several")
+    key_range: str = Field("-", description='such as "-80"')
+    since: str | None = Field(None, description='"now", a resume text, an event token, or a time with zone')
+    tables: str | None = Field(None, description='names and patterns, such as "orders,order_*"')
+    columns: str | None = Field(None, description='COLUMN or TABLE.COLUMN, such as "id,orders.*"')
+    images: Images = Field("full", description="whole rows, or their primary keys alone")
+    minimize_skew: bool | None = Field(None, description="align the shards in time")
+    count: int | None = Field(None, ge=1, description="end after so many lines")
+    heartbeats: bool = Field(
+        True, description="also lines of invalidators' heartbeats, and of an idle stream"
+    )
+    refresh: str | None = Field(
+        None, description='also the rows that tables have now, such as "orders,customers"'
+    )
+    refresh_from: Literal["primary", "replica"] = Field(
+        "primary", description="the server whose rows are read"
+    )
+    refresh_rows_per_second: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="that are read, at most"
+    )
+    refresh_chunk_rows: int = Field(CHUNK_ROWS, ge=1, le=CHUNK_ROWS_MAX, description="that are read at once")
+
+    def make_query(self, grant: Grant, last_event_id: str | None) -> StreamQuery:
+        """``last_event_id``: the resume text of a browser that comes back: it repeats the address it began with."""
+        return StreamQuery(
+            self.keyspace,
+            self.key_range,
+            last_event_id or ("now" if self.since is None else self.since),
+            grant.choose_tables(read_names(self.tables, "tables")),
+            self.minimize_skew,
+            RefreshRequest(
+                () if last_event_id else read_names(self.refresh, "refresh"),
+                self.refresh_from,
+                self.refresh_rows_per_second,
+                self.refresh_chunk_rows,
+                Selection(read_names(self.columns, "columns"), grant.hidden_columns, self.images),
+            ),
+            self.count,
+            self.heartbeats,
+        )
+
+
 def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> None:
     """The routes of the stream, under "/v1". ``reload``: without it the topology is only read."""
     lines: dict[int | str, dict[str, Any]] = {
@@ -392,58 +406,13 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
     )
     def update_stream(
         request: Request,
-        keyspace: Annotated[str | None, Query(description="which one, where there are several")] = None,
-        key_range: Annotated[str, Query(description='such as "-80"')] = "-",
-        since: Annotated[
-            str | None, Query(description='"now", a resume text, an event token, or a time with zone')
-        ] = None,
-        tables: Annotated[
-            str | None, Query(description='names and patterns, such as "orders,order_*"')
-        ] = None,
-        columns: Annotated[
-            str | None, Query(description='COLUMN or TABLE.COLUMN, such as "id,orders.*"')
-        ] = None,
-        images: Annotated[Images, Query(description="whole rows, or their primary keys alone")] = "full",
-        minimize_skew: Annotated[bool | None, Query(description="align the shards in time")] = None,
-        count: Annotated[int | None, Query(ge=1, description="end after so many lines")] = None,
-        heartbeats: Annotated[
-            bool, Query(description="also lines of invalidators' heartbeats, and of an idle stream")
-        ] = True,
-        refresh: Annotated[
-            str | None, Query(description='also the rows that tables have now, such as "orders,customers"')
-        ] = None,
-        refresh_from: Annotated[
-            Literal["primary", "replica"], Query(description="the server whose rows are read")
-        ] = "primary",
-        refresh_rows_per_second: Annotated[
-            float | None, Query(gt=0, allow_inf_nan=False, description="that are read, at most")
-        ] = None,
-        refresh_chunk_rows: Annotated[
-            int, Query(ge=1, le=CHUNK_ROWS_MAX, description="that are read at once")
-        ] = CHUNK_ROWS,
+        parameters: Annotated[StreamParameters, Query()],
         accept: Annotated[str, Header()] = "",
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Every row change from there on, as JSON lines, or as server-sent events where Accept asks for them."""
-        grant = find_grant(request.scope)
-        return hub.open(
-            keyspace,
-            key_range,
-            # A browser that comes back repeats the address it began with
-            last_event_id or ("now" if since is None else since),
-            tables=grant.choose_tables(read_names(tables, "tables")),
-            refresh=RefreshRequest(
-                () if last_event_id else read_names(refresh, "refresh"),
-                refresh_from,
-                refresh_rows_per_second,
-                refresh_chunk_rows,
-                Selection(read_names(columns, "columns"), grant.hidden_columns, images),
-            ),
-            minimize_skew=minimize_skew,
-            count=count,
-            heartbeats=heartbeats,
-            media_type=EVENTS if wants_events(accept) else LINES,
-        )
+        query = parameters.make_query(find_grant(request.scope), last_event_id)
+        return hub.open(query, EVENTS if wants_events(accept) else LINES)
 
     @v1.get("/schemas/{schema_id}", responses=describe_refusals(400, 404, 422))
     def schema(
@@ -463,10 +432,14 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
             )
         return format_schema(found, form)
 
+    _add_topology(v1, hub.opener, reload)
+
+
+def _add_topology(v1: APIRouter, opener: Opener, reload: Reload | None) -> None:
     @v1.get("/token", responses=describe_refusals(400, 422, 503))
     def token(keyspace: str | None = None, shard: str | None = None) -> dict[str, Any]:
         """All that the shard's primary has executed by now, as an event token."""
-        head = hub.opener.read_token(keyspace, shard)
+        head = opener.read_token(keyspace, shard)
         return {
             "token": str(head),
             "lineage": head.lineage,
@@ -478,7 +451,7 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
     @v1.get("/topology", responses=describe_refusals(400))
     def topology() -> dict[str, Any]:
         """The configured topology, without passwords."""
-        return describe_topology(hub.opener.read_config())
+        return describe_topology(opener.read_config())
 
     if reload is not None:
 

@@ -22,6 +22,7 @@ from invalidator.probe.prober import ProbePlan, Prober
 from invalidator.probe.schedule import Budget
 from invalidator.probe.tally import ProbeTally
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 
 POLL_SECONDS: Final = 0.1
 MESSAGES_PER_ROUND_MAX: Final = 1_000
@@ -52,7 +53,7 @@ class ProbeProcess:
                 opener = StreamOpener(self.read_config)
                 streams = []
                 for name in config.keyspaces:
-                    opened = opener.open(name, minimize_skew=False, pause_seconds=POLL_SECONDS)
+                    opened = opener.open(StreamQuery(name, minimize_skew=False), pause_seconds=POLL_SECONDS)
                     stack.callback(opened.stream.close)
                     streams.append(opened)
                 sweeps = Sweeps(config, prober)

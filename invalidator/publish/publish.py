@@ -25,6 +25,7 @@ from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.start import Start
 
 RecordFormat: TypeAlias = Literal["lines", "debezium"]
@@ -90,7 +91,7 @@ def publish(
                 # Once begun, a position is there, and --since was obeyed.
                 start = _find_start(found, keyspace, None if is_begun else since, topics)
                 opened = opener.open(
-                    keyspace.name, "-", start, tables=publication.tables, minimize_skew=False
+                    StreamQuery(keyspace.name, "-", start, publication.tables, minimize_skew=False)
                 )
                 try:
                     if found is None:

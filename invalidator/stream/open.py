@@ -39,6 +39,7 @@ from invalidator.replica.source import ReplicaSource
 from invalidator.stream.chunk import Chunk, find_table, read_chunk
 from invalidator.stream.feed import Access
 from invalidator.stream.layout_book import LayoutBook
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh import RefreshedStream
 from invalidator.stream.refresh_request import RefreshRequest, require_key_shown
 from invalidator.stream.start import Start, parse_start
@@ -109,41 +110,25 @@ class StreamOpener:
         """Raises `ConfigError`: no such keyspace, or several and none is named."""
         return _find_keyspace(self.read_config(), name)
 
-    def open(
-        self,
-        keyspace_name: str | None = None,
-        key_range: str = "-",
-        since: str | Start = "now",
-        *,
-        tables: Sequence[str] = (),
-        minimize_skew: bool | None = None,
-        start_seconds: float | None = None,
-        refresh: RefreshRequest | None = None,
-        pause_seconds: float = 0.0,
-    ) -> OpenedStream:
-        """A stream that knows where it begins. ``since``: as `invalidator.stream.start.parse_start` reads it.
-        ``tables``: names and patterns, where not the tables of the cached objects are wanted. ``refresh``: of a
-        reader that takes such rows; it goes on with the one of a resume text, or begins one. ``pause_seconds``: for a
-        reader that need not know at once; its messages cost less, and have keys in the place of rows, but for those
-        of Vitess (`Transaction.items`).
+    def open(self, query: StreamQuery, *, pause_seconds: float = 0.0) -> OpenedStream:
+        """A stream that has begun, and has a known start. ``pause_seconds``: the delay that the reader allows; with
+        a delay, messages cost less, and have keys instead of rows, except those of Vitess (`Transaction.items`).
 
-        Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
-        `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
+        Raises `ConfigError` and `FormatError` for a wrong query, `SourceUnavailable`, and the errors that end a
+        stream: `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
         """
         config = self.read_config()
-        keyspace = _find_keyspace(config, keyspace_name)
-        if start_seconds is None:
-            start_seconds = VITESS_START_SECONDS if keyspace.flavor == "vitess" else START_SECONDS
-        start, place = _find_place(since, refresh)
-        rewind_seconds = config.stream.rewind_seconds
+        keyspace = _find_keyspace(config, query.keyspace)
+        refresh, rewind_seconds = query.refresh, config.stream.rewind_seconds
+        start, place = _find_place(query.since, refresh)
         if isinstance(start, int) and start > time.time_ns() // 1000 + rewind_seconds * 1e6:
             raise FormatError(
-                f"start {since!r} is in the future",
+                f"start {query.since!r} is in the future",
                 hint='what comes until then would be missing: start "now", or at a time that has been',
             )
         definitions = load_registry(config, [keyspace.name])
         finder = KeyFinder(definitions)
-        chosen = _choose_tables(keyspace, tables) if tables else (lambda _: finder.tables)
+        chosen = _choose_tables(keyspace, query.tables) if query.tables else (lambda _: finder.tables)
         keys = find_keys(keyspace, place.tables, chosen, refresh) if place and refresh else {}
         access = _make_access(
             config,
@@ -152,28 +137,20 @@ class StreamOpener:
             self.find_index,
             definitions if pause_seconds else None,
             pause_seconds,
-            is_cached=not tables,
+            is_cached=not query.tables,
         )
+        minimize_skew = query.minimize_skew
         stream = UpdateStream(
             keyspace,
             access,
-            key_range=KeyRange.parse(key_range),
+            key_range=KeyRange.parse(query.key_range),
             start=start,
             minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
             rewind_seconds=rewind_seconds,
         )
-        try:
-            if not stream.wait_started(start_seconds):
-                errors = "; ".join(each.error for each in stream.status() if each.error)
-                raise SourceUnavailable(
-                    f"the stream did not begin within {start_seconds:g} s: {errors or 'no answer'}",
-                    hint="are the servers up? try again",
-                )
-        except BaseException:
-            stream.close()
-            raise
+        _wait_started(stream, VITESS_START_SECONDS if keyspace.flavor == "vitess" else START_SECONDS)
         layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
-        opened = OpenedStream(keyspace, stream, layouts, finder, config, self.read_config, tables)
+        opened = OpenedStream(keyspace, stream, layouts, finder, config, self.read_config, query.tables)
         if place and refresh:
             read = partial(_read_chunk, keyspace.gtid_flavor, access.find_head, refresh)
             opened.stream = RefreshedStream(stream, place, keys, read, refresh)
@@ -195,6 +172,20 @@ class StreamOpener:
         shard = shards[shard_name]
         head = _find_head(keyspace, shard)
         return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
+
+
+def _wait_started(stream: UpdateStream, seconds: float) -> None:
+    """Closes a stream that does not begin, and raises `SourceUnavailable` or what has ended it."""
+    try:
+        if not stream.wait_started(seconds):
+            errors = "; ".join(each.error for each in stream.status() if each.error)
+            raise SourceUnavailable(
+                f"the stream did not begin within {seconds:g} s: {errors or 'no answer'}",
+                hint="are the servers up? try again",
+            )
+    except BaseException:
+        stream.close()
+        raise
 
 
 def _find_place(since: str | Start, refresh: RefreshRequest | None) -> tuple[Start, RefreshPlace | None]:

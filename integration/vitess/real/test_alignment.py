@@ -18,6 +18,7 @@ from integration.configuration import write_sharded_config
 from integration.servers.vitess import Vitess
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.open import StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.skew import LIMIT_US
 from invalidator.stream.start import Start
 from invalidator.stream.update_stream import UpdateStream
@@ -95,7 +96,7 @@ class Scene:
 
     @contextmanager
     def streaming(self, since: Start, *, minimize_skew: bool = False) -> Iterator[UpdateStream]:
-        opened = self._opener.open(since=since, minimize_skew=minimize_skew)
+        opened = self._opener.open(StreamQuery(since=since, minimize_skew=minimize_skew))
         assert isinstance(opened.stream, UpdateStream)
         try:
             yield opened.stream

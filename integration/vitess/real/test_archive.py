@@ -23,6 +23,7 @@ from integration.vitess.real.test_cache import SOME, report, reshard
 from invalidator.archive.reader import open_archive
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.open import StreamOpener
+from invalidator.stream.query import StreamQuery
 from invalidator.vstream import seek
 from spark.audit import verdict
 
@@ -59,7 +60,7 @@ def archived(folder: Path) -> set[tuple[int, int]]:
 def streamed_since(made: Deployment, begun: datetime, wanted: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """What the stream brings from a time on, until everything wanted has come."""
     found: set[tuple[int, int]] = set()
-    opened = StreamOpener(lambda: made.config).open("shop", since=begun.isoformat())
+    opened = StreamOpener(lambda: made.config).open(StreamQuery("shop", since=begun.isoformat()))
     try:
         deadline = time.monotonic() + SETTLES_SECONDS
         while not wanted <= found and time.monotonic() < deadline:

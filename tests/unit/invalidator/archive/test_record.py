@@ -27,6 +27,7 @@ from invalidator.archive.writer import make_storage_error
 from invalidator.binlog.rows.layout import Layout
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.query import StreamQuery
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, make_registry, message, start
 
 ROW_BYTES: Final = 20_000
@@ -82,8 +83,8 @@ class Upstream:
     def get_keyspace(self, _: str | None) -> Keyspace:
         return self.config.keyspaces["shop"]
 
-    def open(self, _: str, __: str, since: Any, *, tables: tuple[str, ...], minimize_skew: bool) -> Upstream:
-        self.tokens = since.tokens if isinstance(since, ResumeVector) else start(0)
+    def open(self, query: StreamQuery) -> Upstream:
+        self.tokens = query.since.tokens if isinstance(query.since, ResumeVector) else start(0)
         has = self.tokens["shop/-"].position
         self.left = [each for each in self.log if not has.contains(each.token.position)]
         return self

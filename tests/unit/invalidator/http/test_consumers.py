@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from invalidator.process.app import Invalidator
 from invalidator.stream.json_lines import LineReader
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import RefreshRequest
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, message, start, token
 
@@ -89,28 +90,15 @@ class ScriptedOpener:
 
     config: Config
     streams: list[ScriptedStream | FreshnessError] = field(default_factory=list)
-    asked: list[tuple[str | None, str, str, bool | None]] = field(default_factory=list)
-    tables: list[Sequence[str]] = field(default_factory=list)
-    refreshes: list[RefreshRequest | None] = field(default_factory=list)
+    asked: list[StreamQuery] = field(default_factory=list)
     followed: int = 0
 
     @property
     def read_config(self) -> Callable[[], Config]:
         return lambda: self.config
 
-    def open(
-        self,
-        keyspace_name: str | None,
-        key_range: str,
-        since: str,
-        *,
-        tables: Sequence[str],
-        minimize_skew: bool | None,
-        refresh: RefreshRequest | None,
-    ) -> ScriptedOpened:
-        self.tables.append(tables)
-        self.refreshes.append(refresh)
-        self.asked.append((keyspace_name, key_range, since, minimize_skew))
+    def open(self, query: StreamQuery) -> ScriptedOpened:
+        self.asked.append(query)
         stream = self.streams.pop(0)
         if isinstance(stream, FreshnessError):
             raise stream
@@ -195,7 +183,7 @@ def test_lines_are_those_of_the_stream(opener: ScriptedOpener) -> None:
     reader = LineReader()
     found = [each for line in data.splitlines(keepends=True) for each in reader.feed(line)]
     assert found == [insert(1), insert(2)]
-    assert opener.asked == [("shop", "-80", "now", True)]
+    assert opener.asked == [StreamQuery("shop", "-80", minimize_skew=True, refresh=RefreshRequest(), count=2)]
 
 
 def test_events_have_the_resume_text_as_their_id(opener: ScriptedOpener) -> None:
@@ -209,7 +197,8 @@ def test_events_have_the_resume_text_as_their_id(opener: ScriptedOpener) -> None
     head, name, data, empty = text.split("\n")[:4]
     assert (head, name, empty) == (f"id: {ResumeVector.of(insert(1)).format()}", "event: update", "")
     assert json.loads(data.removeprefix("data: "))["gtid"] == str(token(1).position)
-    assert opener.asked == [(None, "-", "fr1.x", None)], "what a browser has seen counts, not where it began"
+    [query] = opener.asked
+    assert query.since == "fr1.x", "what a browser has seen counts, not where it began"
 
 
 def test_an_empty_start_is_handed_on_and_not_taken_for_now(opener: ScriptedOpener) -> None:
@@ -218,7 +207,7 @@ def test_an_empty_start_is_handed_on_and_not_taken_for_now(opener: ScriptedOpene
     with serving(opener) as service:
         service.get(f"{STREAM}?count=1&since=").read()
         service.get(f"{STREAM}?count=1").read()
-    assert [since for _, _, since, _ in opener.asked] == ["", "now"], "the opener refuses the one"
+    assert [query.since for query in opener.asked] == ["", "now"], "the opener refuses the one"
 
 
 def test_an_idle_stream_says_where_it_is(opener: ScriptedOpener) -> None:
@@ -473,7 +462,7 @@ def test_tables_columns_and_images_are_chosen(opener: ScriptedOpener) -> None:
     lines = client.get(f"{STREAM}?count=1&tables=customers,%20order_*&columns=orders.id,id").text
     assert json.loads(lines)["after"] == {"id": 1}
     client.get(f"{STREAM}?count=1")
-    assert opener.tables == [("customers", "order_*"), ()]
+    assert [query.tables for query in opener.asked] == [("customers", "order_*"), ()]
     for wrong in ("tables=", "tables=a,,b", "columns=,", "images=none"):
         assert client.get(f"{STREAM}?{wrong}").status_code in (400, 422)
     assert len(opener.asked) == 2
@@ -488,7 +477,7 @@ def test_a_refresh_is_asked_for_and_a_browser_that_comes_back_does_not_ask_again
     client.get(f"{asked}&refresh_chunk_rows=10")
     client.get(asked, headers={"last-event-id": "fr1.AA"})
     client.get(f"{STREAM}?count=1")
-    assert opener.refreshes == [
+    assert [query.refresh for query in opener.asked] == [
         RefreshRequest(("orders", "notes"), "replica", 100.0, 10),
         RefreshRequest((), "replica", 100.0),
         RefreshRequest(),
@@ -528,7 +517,7 @@ def test_the_token_of_a_consumer_opens_its_tables_alone(opener: ScriptedOpener) 
     client = client_of(opener, grants=REPORTS)
     for wanted in ("", "&tables=orders", "&tables=order_lines,order_*"):
         assert client.get(f"{STREAM}?count=1{wanted}", headers=OWN).status_code == 200
-    assert opener.tables == [
+    assert [query.tables for query in opener.asked] == [
         ("orders", "order_*", "note?"),
         ("orders",),
         ("order_lines", "order_*"),

@@ -22,6 +22,7 @@ from invalidator.http.consumers import StreamHub
 from invalidator.http.gates import EVERYTHING, OPEN_PATHS
 from invalidator.http.service import create_api
 from invalidator.process.app import Invalidator
+from invalidator.stream.query import StreamQuery
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, make_registry
 from tests.unit.invalidator.http.test_consumers import (
     ACCESS,
@@ -45,7 +46,7 @@ last one takes the right token for one that was made up. It is asked below."""
 class EndlessOpener(ScriptedOpener):
     """Each stream has a change, and ends."""
 
-    def open(self, *arguments: object, **options: object) -> ScriptedOpened:
+    def open(self, query: StreamQuery) -> ScriptedOpened:
         return ScriptedOpened(ScriptedStream([insert(1), ConfigError("the end")]), self)
 
 
