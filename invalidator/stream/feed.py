@@ -90,7 +90,6 @@ class Feed:
     access: Access
     row_filter: RowFilter | None
     rewind_us: int
-    now_us: Callable[[], int]
     changed: threading.Condition
 
     # guarded
@@ -215,7 +214,7 @@ class Feed:
             self._epoch_basis = "claimed"
         if position is None or epoch is None:
             # The time first: what is committed after it is after the head, too.
-            now_us = self.now_us()
+            now_us = time.time_ns() // 1000
             head = self.access.find_head(shard)
             epoch = head.epoch
             if position is None and timestamp_us is None:

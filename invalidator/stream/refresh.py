@@ -88,7 +88,6 @@ class RecentChanges:
     """
 
     floor: Position
-    keys_max: int = KEYS_MAX
     _entries: deque[tuple[Position, dict[ChangedRow, Image]]] = field(default_factory=deque)
     _pieces: dict[ChangedRow, Image] = field(default_factory=dict)
     _count: int = 0
@@ -108,7 +107,7 @@ class RecentChanges:
             self._entries.append((message.token.position, self._pieces))
             self._count += len(self._pieces)
             self._pieces = {}
-            while self._count > self.keys_max:
+            while self._count > KEYS_MAX:
                 self._forget()
 
     def forget(self, low: Position) -> None:
@@ -173,7 +172,6 @@ class RefreshedStream:
         clock: Callable[[], float] = time.monotonic,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         executor: Executor | None = None,
-        keys_max: int = KEYS_MAX,
     ) -> None:
         self._stream = stream
         self._place: RefreshPlace | None = place
@@ -183,7 +181,6 @@ class RefreshedStream:
         self._clock = clock
         self._now_us = now_us
         self._executor = executor or ThreadPoolExecutor(1, "refresh")
-        self._keys_max = keys_max
         self._recent: dict[str, RecentChanges] = {}
         self._reading: _Reading | None = None
         self._next_at = clock()
@@ -234,7 +231,7 @@ class RefreshedStream:
         """Nothing is remembered from before the begin of a lineage: its servers must show that."""
         for lineage, token in self._stream.resume.tokens.items():
             if lineage not in self._recent:
-                self._recent[lineage] = RecentChanges(token.position, self._keys_max)
+                self._recent[lineage] = RecentChanges(token.position)
 
     def _note(self, message: StreamMessage) -> StreamMessage:
         if self._place is None:

@@ -58,9 +58,7 @@ class UpdateStream:
         start: Start = "now",
         minimize_skew: bool = False,
         rewind_seconds: float = REWIND_SECONDS,
-        drain_seconds: float = DRAIN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         alignment: Callable[[Callable[[], float], Callable[[], int]], Alignment] = Alignment,
     ) -> None:
         """Begin to read. ``start``: see `invalidator.stream.start.Start`; ``rewind_seconds``: how much earlier a
@@ -74,9 +72,7 @@ class UpdateStream:
         self._key_range = key_range or KeyRange()
         self._minimize_skew = minimize_skew
         self._rewind_us = round(rewind_seconds * 1_000_000)
-        self._drain_seconds = drain_seconds
         self._clock = clock
-        self._now_us = now_us
         self._changed = threading.Condition()
         self._feeds: dict[str, Feed] = {}
         self._vector: dict[str, EventToken] = {}
@@ -86,7 +82,7 @@ class UpdateStream:
         self._left_at = clock()
         self._away_seconds = 0.0
         # While the consumer is away nobody is heard: that must not look like silence.
-        self._alignment = alignment(lambda: clock() - self._away_seconds, now_us)
+        self._alignment = alignment(lambda: clock() - self._away_seconds, lambda: time.time_ns() // 1000)
         self._start = start
         self._shards = self._select(keyspace.shards)
         self._add_feeds()
@@ -157,7 +153,7 @@ class UpdateStream:
             for lineage, feed in self._feeds.items():
                 if selected.get(lineage) != feed.shard:
                     log.info("shard %s (%s) leaves the stream, or is opened again", feed.shard.name, lineage)
-                    feed.finish(0 if lineage in selected else self._drain_seconds)
+                    feed.finish(0 if lineage in selected else DRAIN_SECONDS)
             self._changed.notify_all()
 
     @property
@@ -247,7 +243,6 @@ class UpdateStream:
                 self._access,
                 self.find_filter(shard),
                 self._rewind_us,
-                self._now_us,
                 self._changed,
             )
             for lineage, shard in self._shards.items()

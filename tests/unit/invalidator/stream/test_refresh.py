@@ -20,6 +20,7 @@ from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.resume import REFRESH_PREFIX, RefreshPlace, ResumeVector, parse_moment
 from freshness.stream.source import Operation, RowChange, Transaction
+from invalidator.stream import refresh
 from invalidator.stream.chunk import Chunk, ReadRow
 from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.feed import ShardStatus
@@ -181,24 +182,23 @@ class World:
 class Scene:
     """The consumer of a refreshed stream. Rows of pieces count with the last one."""
 
-    def __init__(self, world: World, **options: Any) -> None:
+    def __init__(
+        self, world: World, *, place: RefreshPlace | None = None, rows_per_second: float | None = None
+    ) -> None:
         self.world, self.executor = world, Deferred()
         self.rows: dict[int, int] = {}
         self.pieces: list[RowChange] = []
         self.is_over = False
         self.refreshed: list[int] = []
-        request = RefreshRequest((TABLE,), rows_per_second=options.pop("rows_per_second", None))
-        place = options.pop("place", None) or RefreshPlace((TABLE,), {})
         self.stream = RefreshedStream(
             world,
-            place,
+            place or RefreshPlace((TABLE,), {}),
             {TABLE: ("id",)},
             world.read,
-            request,
+            RefreshRequest((TABLE,), rows_per_second=rows_per_second),
             clock=lambda: world.now,
             now_us=lambda: round(world.now * 1e6),
             executor=self.executor,
-            **options,
         )
 
     def poll(self) -> None:
@@ -291,10 +291,12 @@ def test_each_row_is_that_of_its_place_and_in_the_end_the_table_is_whole(
     for key in KEYS[:begun]:
         world.commit({key: True})
     world.taken, world.delivered = len(world.messages), world.head
-    scene = Scene(world, keys_max=keys_max)
-    for kind, argument in actions:
-        act(world, scene, kind, argument)
-    scene.finish()
+    scene = Scene(world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refresh, "KEYS_MAX", keys_max)
+        for kind, argument in actions:
+            act(world, scene, kind, argument)
+        scene.finish()
 
 
 def filled(rows: int = 4, **options: Any) -> tuple[World, Scene]:

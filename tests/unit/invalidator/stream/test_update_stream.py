@@ -32,6 +32,7 @@ from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
 from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from invalidator.stream import feed as module
+from invalidator.stream import update_stream
 from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.feed import PURGED_HINT, Access
 from invalidator.stream.message import StreamMessage
@@ -894,12 +895,14 @@ def test_shards_that_stay_go_on_and_the_vector_never_lacks_a_start() -> None:
         assert message.resume.keys() == {"a", "m"}
 
 
-def test_a_shard_that_left_and_is_dead_holds_the_new_ones_up_for_a_bounded_time() -> None:
+def test_a_shard_that_left_and_is_dead_holds_the_new_ones_up_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(update_stream, "DRAIN_SECONDS", 0.5)
     servers = Servers.of("o")
     servers.logs["o"].add(transaction("o", 1, insert(1)))
     access = servers.access(find_keyspace_id=find_keyspace_id)
-    options: dict[str, Any] = {"shards": [shard("o")], "access": access, "drain_seconds": 0.5}
-    with streaming(servers, BEGINNING, **options) as stream:
+    with streaming(servers, BEGINNING, shards=[shard("o")], access=access) as stream:
         read(stream, 1)
         halves = split(servers)
         servers.logs["o"].head = up_to(o=5)  # that never come
