@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Response, params
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,10 +60,10 @@ def create_api(
     overview: OverviewFeed | None = None,
 ) -> FastAPI:
     """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.process.status``;
-    ``overview`` does not; ``grants``: what each token opens, one of which requests must bring; ``reload``: takes
+    ``overview`` does not. ``grants``: scopes by token, one of which each request must have. ``reload``: takes
     ``PUT /v1/topology`` over.
     """
-    # Where a token is demanded, no page of another name can bring it.
+    # With demanded tokens, a page of another name cannot send one.
     gates = (401, 403) if grants else (421,)
     # The framework's pages about the API load scripts from other hosts
     api = FastAPI(
@@ -83,11 +83,20 @@ def create_api(
         api.add_middleware(TokenGate, grants=grants)
     else:
         api.add_middleware(HostGate, names=invalidator.config.http.hosts)
-    secured = (
-        [Depends(HTTPBearer(auto_error=False))] if grants else []
-    )  # for the description: the gate has looked
+    # For the description: the gate has checked the token
+    secured = [Depends(HTTPBearer(auto_error=False))] if grants else []
     # A scraper or a prober may add parameters of its own; these are asked for data
     v1 = APIRouter(prefix="/v1", dependencies=[*secured, Depends(refuse_unknown_parameters)])
+    _add_probes(api, invalidator, secured)
+    _add_nodes(v1, invalidator, read_status)
+    add_routes(v1, hub, reload)
+    add_overview(api, v1, feed)
+    api.include_router(v1)
+    return api
+
+
+def _add_probes(api: FastAPI, invalidator: Invalidator, secured: Sequence[params.Depends]) -> None:
+    """The routes of probers and scrapers. ``secured``: dependencies of the metrics."""
 
     @api.get("/healthz")
     def healthz() -> dict[str, str]:
@@ -112,6 +121,10 @@ def create_api(
         """Prometheus metrics, see docs/metrics.md."""
         return Response(generate_latest(invalidator.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+
+def _add_nodes(v1: APIRouter, invalidator: Invalidator, read_status: Callable[[], dict[str, Any]]) -> None:
+    """The routes that ask or change the nodes."""
+
     @v1.post("/invalidate", responses=describe_refusals(400, 408, 413, 422, 503))
     def invalidate(wanted: Invalidation) -> dict[str, Any]:
         """Invalidate keys of an object, as `invalidator invalidate` does."""
@@ -126,11 +139,6 @@ def create_api(
     def status() -> dict[str, Any]:
         """The record of every node, as `invalidator status --json` prints it."""
         return read_status()
-
-    add_routes(v1, hub, reload)
-    add_overview(api, v1, feed)
-    api.include_router(v1)
-    return api
 
 
 def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
@@ -168,9 +176,9 @@ def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidati
 
 
 class HttpService:
-    """Serves the API on ``listen`` ("host:port") until stopped. Raises `ConfigError` where it cannot listen, and for
-    an address other than loopback where the API demands no token. ``certificate``: None for plain
-    HTTP."""
+    """Serves the API on ``listen`` ("host:port") until stopped. ``certificate``: None for plain HTTP.
+
+    Raises `ConfigError` if it cannot listen, and for an address other than loopback if the API demands no token."""
 
     def __init__(
         self,
