@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freshness.config.config import load_config
+from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError
 from invalidator.cli.logs import FORMATTERS
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath
 from invalidator.cli.signals import call_on_stop, reload_on_hangup
 from invalidator.process.trouble import RecentTroubles
+
+if TYPE_CHECKING:
+    from invalidator.process.app import Invalidator
 
 
 def run(
@@ -65,29 +69,7 @@ def run(
     call_on_stop(invalidator.stop)
     with ExitStack() as stack:
         if settings.http.listen is not None:
-            # Only here: the web framework takes longer to import than all the rest
-            from invalidator.http.connection import read_certificate
-            from invalidator.http.gates import read_grants
-            from invalidator.http.overview import OverviewFeed
-            from invalidator.http.service import HttpService, create_api
-            from invalidator.process.overview import Overview
-            from invalidator.process.status import read_status
-
-            api = create_api(
-                invalidator,
-                lambda: read_status(invalidator.config),
-                grants=read_grants(settings),
-                reload=invalidator.change_topology,
-                overview=OverviewFeed(Overview(invalidator, troubles).read),
-            )
-            service = HttpService(
-                api,
-                settings.http.listen,
-                certificate=read_certificate(settings),
-                connections_max=settings.http.connections_max,
-            )
-            service.start()
-            stack.callback(service.stop)
+            stack.callback(_start_service(invalidator, settings, settings.http.listen, troubles))
         if settings.archive.path is not None:
             from invalidator.archive.record import ArchiveRecorder
             from invalidator.stream.open import StreamOpener
@@ -97,3 +79,28 @@ def run(
                 recorder.start()
                 stack.callback(recorder.stop)
         invalidator.run()
+
+
+def _start_service(
+    invalidator: Invalidator, settings: Config, listen: str, troubles: RecentTroubles
+) -> Callable[[], None]:
+    """Serves HTTP. Returns the function that stops it."""
+    # Only here: the web framework takes longer to import than all the rest
+    from invalidator.http.connection import read_certificate
+    from invalidator.http.gates import read_grants
+    from invalidator.http.overview import OverviewFeed
+    from invalidator.http.service import HttpService, create_api
+    from invalidator.process.overview import Overview
+    from invalidator.process.status import read_status
+
+    api = create_api(
+        invalidator,
+        lambda: read_status(invalidator.config),
+        grants=read_grants(settings),
+        reload=invalidator.change_topology,
+        overview=OverviewFeed(Overview(invalidator, troubles).read),
+    )
+    certificate = read_certificate(settings)
+    service = HttpService(api, listen, certificate=certificate, connections_max=settings.http.connections_max)
+    service.start()
+    return service.stop
