@@ -36,7 +36,7 @@ Report = Callable[[ArchiveWriter, OpenedStream], None]
 
 
 def get_archive_path(config: Config, out: str | None = None) -> Path:
-    """Where the archive is: ``out``, or as the configuration says. Raises `ConfigError` where neither does."""
+    """The folder of the archive: ``out``, or the configured one. Raises `ConfigError` without both."""
     if out is not None:
         return Path(out)
     if config.archive.path is None:
@@ -52,7 +52,7 @@ def record(
     is_stopping: Callable[[], bool],
     report: Report = lambda *_: None,
 ) -> None:
-    """Record until told to stop. ``since``: only for a new archive; an old one goes on where it ends.
+    """Record until ``is_stopping``. ``since``: only for a new archive; an old one continues at its end.
 
     Raises what `StreamOpener.open` and `ArchiveWriter` raise, and what ends the stream.
     """

@@ -30,7 +30,7 @@ def probe(
     ] = 60,
     repair: Annotated[bool, typer.Option("--repair", help="Remove poisoned entries.")] = False,
     once: Annotated[bool, typer.Option("--once", help="One sweep, without the stream.")] = False,
-    seconds: Annotated[float | None, typer.Option(min=0, help="End after so many seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Seconds until the end.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT at which metrics are served.")] = None,
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,

@@ -37,7 +37,7 @@ def publish(
     ] = None,
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
-    """Publish every row change to Kafka, until SIGTERM or SIGINT. A publication goes on where it ends. SIGHUP loads
+    """Publish every row change to Kafka, until SIGTERM or SIGINT. A publication continues at its end. SIGHUP loads
     the configuration again."""
     from invalidator.publish.kafka import read_settings
     from invalidator.publish.publish import Publication

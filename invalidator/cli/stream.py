@@ -27,7 +27,7 @@ def stream(
     skew: Annotated[
         bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many changes.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Changes until the end.")] = None,
     tables: Annotated[
         str | None,
         typer.Option(help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'),

@@ -139,10 +139,9 @@ class Consumer:
     _stop_reason: str = ""
 
     def __post_init__(self) -> None:
-        self._resume = _format_vector(self.opened.stream.resume)
-        self.writer = LineWriter(
-            self.opened.layouts, self._resume, self.query.heartbeats, self.query.selection
-        )
+        opened, query = self.opened, self.query
+        self._resume = _format_vector(opened.stream.resume)
+        self.writer = LineWriter(opened.layouts, self._resume, query.heartbeats, query.selection)
         self.buffer = LineBuffer(self.policy.buffer_bytes_max, self._resume)
         self._thread = threading.Thread(target=self._run, name="update stream consumer", daemon=True)
 
@@ -164,14 +163,14 @@ class Consumer:
         resume = self.buffer.find_resume()
         if resume is None or not self.query.heartbeats:
             return None
-        return self.format(
-            HeartbeatLine(
-                keyspace=self.opened.stream.resume.keyspace,
-                timestamp=time.time(),
-                resume=resume,
-                min_timestamp=ResumeVector.parse(resume).min_timestamp_us / 1e6,
-            )
+        vector = ResumeVector.parse(resume)
+        line = HeartbeatLine(
+            keyspace=vector.keyspace,
+            timestamp=time.time(),
+            resume=resume,
+            min_timestamp=vector.min_timestamp_us / 1e6,
         )
+        return self.format(line)
 
     def _run(self) -> None:
         last = b""
@@ -351,14 +350,14 @@ class StreamHub:
 class StreamParameters(BaseModel):
     """The query of the update stream, as an address has it."""
 
-    keyspace: str | None = Field(None, description="which one, where there are several")
+    keyspace: str | None = Field(None, description="needed if there are several")
     key_range: str = Field("-", description='such as "-80"')
     since: str | None = Field(None, description='"now", a resume text, an event token, or a time with zone')
     tables: str | None = Field(None, description='names and patterns, such as "orders,order_*"')
     columns: str | None = Field(None, description='COLUMN or TABLE.COLUMN, such as "id,orders.*"')
     images: Images = Field("full", description="whole rows, or their primary keys alone")
     minimize_skew: bool | None = Field(None, description="align the shards in time")
-    count: int | None = Field(None, ge=1, description="end after so many lines")
+    count: int | None = Field(None, ge=1, description="lines until the end")
     heartbeats: bool = Field(
         True, description="also lines of invalidators' heartbeats, and of an idle stream"
     )
@@ -419,14 +418,14 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
         request: Request,
         schema_id: str,
         form: Annotated[
-            SchemaFormat, Query(alias="format", description="as the stream tells it, or for a library")
+            SchemaFormat, Query(alias="format", description="as the stream has it, or for a library")
         ] = "line",
     ) -> dict[str, Any]:
         """The columns of a table, as a line of the update stream named them by this id."""
         found = hub.schemas.find(schema_id)
         if found is None or not find_grant(request.scope).shows(found):
             raise SchemaUnknown(
-                f"no schema {schema_id!r} was told to a consumer of this service lately",
+                f"no schema {schema_id!r} was sent to a consumer of this service lately",
                 hint="read /v1/update-stream from before the row: the line with event `schema` has the columns,"
                 " and the id is known here from then on",
             )

@@ -1,4 +1,4 @@
-"""Refusals: every answer of the HTTP service that is no success has one shape.
+"""Refusals: every answer of the HTTP service that is not a success has one shape.
 
 It is that of `RefusalBody`, for our own errors, for the framework's (no such address, a parameter of another type)
 and for bugs. Added to the application by ``invalidator.http.service``.
@@ -52,7 +52,7 @@ class SchemaUnknown(FreshnessError):
 
 
 class Problem(BaseModel):
-    """``error``: the kind of error; ``message``: where and why; ``hint``: the remedy."""
+    """``error``: the kind of error; ``message``: the place and the reason; ``hint``: the remedy."""
 
     error: str
     message: str

@@ -1,4 +1,4 @@
-"""The process of a prober: streams, connections, sweeps, until it is told to stop. `invalidator probe`."""
+"""The process of a prober: streams, connections, sweeps, until it is to stop. `invalidator probe`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ProbeProcess:
-    """``read_config`` gives the configuration of now; everything is opened again for another one. ``is_stopping`` is
-    asked several times a second."""
+    """``read_config``: reads the current configuration; everything is opened again for another one. ``is_stopping``:
+    called several times a second."""
 
     read_config: Callable[[], Config]
     plan: ProbePlan
@@ -43,7 +43,7 @@ class ProbeProcess:
     tally: ProbeTally = field(default_factory=ProbeTally)
 
     def run(self, seconds: float | None = None) -> None:
-        """Probe until told to stop, or for so long. Raises what ends a stream, and `ConfigError` where it cannot."""
+        """Probe until ``is_stopping``, or for the seconds. Raises the errors that end a stream, and `ConfigError`."""
         ends_at = None if seconds is None else time.monotonic() + seconds
         while not self._is_over(ends_at):
             config = self.read_config()
@@ -68,7 +68,7 @@ class ProbeProcess:
                 self._settle(prober)
 
     def sweep_once(self) -> None:
-        """Compare every sampled entry once, without the streams. Raises `ConfigError` where it cannot."""
+        """Compare every sampled entry once, without the streams. Raises `ConfigError` if it cannot."""
         config = self.read_config()
         require_listing(config.cache.access)
         with ExitStack() as stack:
@@ -101,7 +101,7 @@ class ProbeProcess:
 
 
 def _take(opened: OpenedStream, prober: Prober) -> bool:
-    """Take the messages that the stream has by now. True where there may be more."""
+    """Take the messages that the stream has by now. True if there may be more."""
     for _ in range(MESSAGES_PER_ROUND_MAX):
         message = opened.stream.poll(0)
         if message is None:

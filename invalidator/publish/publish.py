@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """``settings``: of Kafka's client. ``tables``: names and patterns; none for those of the cached objects."""
+    """``settings``: options of Kafka's client. ``tables``: names and patterns; none for tables of cached objects."""
 
     brokers: str
     prefix: str
@@ -70,7 +70,7 @@ def publish(
     is_stopping: Callable[[], bool],
     report: Report = lambda *_: None,
 ) -> None:
-    """Publish until told to stop. ``since``: where a new publication begins; an old one goes on where it ends.
+    """Publish until ``is_stopping``. ``since``: the start of a new publication; an old one continues at its end.
 
     Raises `ConfigError`, `PublishStopped`, what ends the stream, and before anything was committed also
     `BrokerUnavailable` and `SourceUnavailable`; later these two are tried again without a limit.
@@ -120,7 +120,7 @@ class _Void(FreshnessError):
 
 @dataclass(slots=True)
 class _Run:
-    """One stretch of the stream, with one writer. ``open_shards``: those in the middle of a transaction."""
+    """One stretch of the stream, with one writer. ``open_shards``: the shards in the middle of a transaction."""
 
     opened: OpenedStream
     kafka: KafkaWriter
@@ -137,7 +137,7 @@ class _Run:
         self._take_topology()
 
     def follow(self, is_stopping: Callable[[], bool]) -> None:
-        """Until told to stop. A transaction that is not whole by then is given up: it comes again."""
+        """Publish until ``is_stopping``. A transaction that is not whole by then is given up: it comes again."""
         while not is_stopping():
             self.opened.follow()
             if self.opened.config is not self._config:

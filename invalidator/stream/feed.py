@@ -51,7 +51,7 @@ class Access:
 
     ``open_source``: a source, not opened, that hands huge transactions out in pieces. ``find_head``: the primary's.
     ``seek``: a position after which everything since the time (µs) comes; without it no stream starts at a time.
-    ``find_keyspace_id``: needed where rows must be told apart.
+    ``find_keyspace_id``: needed if rows must be assigned to key ranges.
     """
 
     open_source: Callable[[Shard], Source]
@@ -258,7 +258,7 @@ class Feed:
         return position.contains(self._end)
 
     def _find_end(self, position: Position) -> Position:
-        """The head of a shard that leaves; the position that was read, where the shard cannot be asked any more."""
+        """The head of a shard that leaves; the position that was read, if the shard cannot be asked any more."""
         try:
             return self.access.find_head(self.shard).position
         except FreshnessError as error:
@@ -281,7 +281,7 @@ class Feed:
                 self._epoch_basis = "seen"
 
     def _put(self, transaction: Transaction) -> bool:
-        """Wait for room. False where the stream was closed."""
+        """Wait for room. False if the stream was closed."""
         row_numbers = None
         if self.row_filter is not None:
             transaction, row_numbers = self.row_filter.apply(transaction)
@@ -303,7 +303,7 @@ class Feed:
         )
 
     def _retry(self, attempt: Callable[[], EventToken]) -> EventToken | None:
-        """Until it succeeds; None where the shard is to end before."""
+        """Until it succeeds; None if the shard is to end before."""
         while not (self._is_stopped or self.is_leaving):
             try:
                 return attempt()

@@ -55,17 +55,17 @@ SOURCE_ROWS_MAX: Final = 20_000
 """Bounds of the queue in the source of each shard, before the stream's own buffers."""
 
 START_SECONDS: Final = 20.0
-"""How long all shards together may take to say where they begin."""
+"""How long all shards together may take to report their begin."""
 
 VITESS_START_SECONDS: Final = 600.0
-"""The same where a log may have to be read through a vtgate from its begin (``invalidator.vstream.seek``)."""
+"""The same if a log may have to be read through a vtgate from its begin (``invalidator.vstream.seek``)."""
 
 
 @dataclass(slots=True)
 class OpenedStream:
-    """A stream that has begun, and what its readers need. ``finder``: which cache items a change concerns;
-    ``config``: the configuration that the stream is in, ``read_config``: the one of now; ``asked``: names and
-    patterns of the tables that were asked for, none for those of the configured objects."""
+    """A stream that has begun, and what its readers need. ``finder``: finds the cache items of a change; ``config``:
+    the configuration that the stream is in, ``read_config``: reads the current one; ``asked``: names and patterns of
+    the tables in the query; none for the tables of the configured objects."""
 
     keyspace: Keyspace
     stream: UpdateStream | RefreshedStream
@@ -82,7 +82,7 @@ class OpenedStream:
 
     def follow(self) -> None:
         """Take over the topology of a configuration that was loaded since the stream was opened; to be called in
-        the rhythm of the reader. Raises `ConfigError` where the stream cannot go on in it."""
+        the rhythm of the reader. Raises `ConfigError` if the stream cannot go on in it."""
         config = self.read_config()
         if config is self.config:
             return
@@ -100,8 +100,8 @@ class OpenedStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpener:
-    """``read_config``: the configuration of now. ``find_index``: lineage → what an invalidator in this process had
-    received when, None where it does not follow it."""
+    """``read_config``: reads the current configuration. ``find_index``: lineage → the positions and times of an
+    invalidator in this process; None if it does not follow the lineage."""
 
     read_config: Callable[[], Config]
     find_index: Callable[[str], TimeIndex | None] = lambda _: None
@@ -189,7 +189,7 @@ def _wait_started(stream: UpdateStream, seconds: float) -> None:
 
 
 def _find_place(since: str | Start, refresh: RefreshRequest | None) -> tuple[Start, RefreshPlace | None]:
-    """Where the stream begins, and its refresh. Raises `ConfigError` for a refresh in a refresh."""
+    """The start of the stream, and its refresh. Raises `ConfigError` for a refresh in a refresh."""
     start: Start
     if not isinstance(since, str):
         start = since
@@ -366,7 +366,7 @@ def search_log(flavor: str, shard: Shard, timestamp_us: int) -> Position:
 
 
 def _make_finder(keyspace: Keyspace, tables: Set[str]) -> Callable[[str, Mapping[str, object]], bytes] | None:
-    """Which keyspace id a row has; None where there is no sharding to tell by."""
+    """Finds the keyspace id of a row; None without sharding."""
     sharding = keyspace.sharding
     if sharding is None:
         return None

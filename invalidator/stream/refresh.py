@@ -2,11 +2,11 @@
 
 A chunk is read by primary key (``invalidator.stream.chunk``), and comes out when the stream has delivered all that
 the SELECT may have shown. A row of it that the stream changed after what the SELECT certainly showed is left out: the
-consumer has it as new, or newer. So each row that comes is the row as of the place in the stream where it comes, and
-no row ever goes back. Nothing is locked, and nothing is written: the two positions are the server's own. On MariaDB
-the lower one is behind (F2), so the keys of changes are remembered back to there.
+consumer has it as new, or newer. So each row is as of its place in the stream, and no row ever goes back. Nothing is
+locked, and nothing is written: the two positions are the server's own. On MariaDB the lower one is behind (F2), so
+the keys of changes are remembered back to there.
 
-A table that is raised meanwhile begins again. Wraps an update stream of one consumer; called by
+A table that is raised during its refresh begins again. Wraps an update stream of one consumer; called by
 ``invalidator.stream.open``.
 """
 
@@ -76,7 +76,7 @@ ChangedRow: TypeAlias = tuple[str, tuple[object, ...] | None]
 """Table and key; without a key, any row of the table."""
 
 Image: TypeAlias = frozenset[str] | None
-"""The columns that the consumer was sent of a row; None where it is gone."""
+"""The columns that the consumer was sent of a row; None for a row that is gone."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class RecentChanges:
     """The rows of one shard that the consumer was sent changes of, by transaction, in the stream's order.
 
     ``floor``: transactions in it may be forgotten. A transaction in pieces counts with its last one, and not at all
-    where it begins again.
+    if it begins again.
     """
 
     floor: Position
@@ -188,8 +188,8 @@ class RefreshedStream:
         self._note_lineages()
 
     def poll(self, timeout_seconds: float) -> StreamMessage | None:
-        """The next message of the stream, or a chunk, as soon as it may come. Raises as `UpdateStream.poll`, and what
-        tells that a table cannot be refreshed."""
+        """The next message of the stream, or a chunk, as soon as it may come. Raises as `UpdateStream.poll`, and the
+        errors of a table that cannot be refreshed."""
         deadline = self._clock() + timeout_seconds
         while True:
             found = self._advance()
@@ -331,7 +331,7 @@ class RefreshedStream:
         return low.epoch == epoch and low.position.contains(floor) and age_seconds <= LAG_SECONDS_MAX
 
     def _wait(self, reading: _Reading, reason: str, rows: int = 0) -> None:
-        """Read the chunk again, of which so many rows were read in vain."""
+        """Read the chunk again. ``rows``: the number of its rows that were read in vain."""
         self._finish_reading(rows)
         self._next_at = max(self._next_at, self._clock() + RETRY_SECONDS)
         if self._clock() >= self._warn_at:

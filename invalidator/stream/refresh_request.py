@@ -18,10 +18,9 @@ CHUNK_ROWS_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class RefreshRequest:
-    """The refresh that a consumer asks for. ``tables``: none where it goes on with the one of its resume text.
+    """The refresh that a consumer asks for. ``tables``: none if it continues the one of its resume text.
     ``read_from``: the primary, or the first replica of each shard; of Vitess, a tablet of the stream's type.
-    ``rows_per_second``: that are read, on the
-    average; None for no bound. ``selection``: of its stream."""
+    ``rows_per_second``: rows that are read on average; None for no bound. ``selection``: the one of its stream."""
 
     tables: tuple[str, ...] = ()
     read_from: Literal["primary", "replica"] = "primary"
@@ -30,7 +29,7 @@ class RefreshRequest:
     selection: Selection = WHOLE
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for a rate that is no number above 0."""
+        """Raises `ConfigError` for a rate that is not a number above 0."""
         rate = self.rows_per_second
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigError(f"a refresh of {rate:g} rows per second", hint="expected a number above 0")
@@ -40,7 +39,7 @@ class RefreshRequest:
         return of_primary(shard) if self.read_from == "primary" else shard
 
     def find_server(self, shard: Shard) -> ServerAddress:
-        """Where the rows of the shard are read. Raises `ConfigError` for one without replicas to read them from."""
+        """The server whose rows of the shard are read. Raises `ConfigError` for a shard without such a server."""
         if self.read_from == "primary":
             return shard.primary if shard.vtgate is None else readable(self.aim(shard))
         if shard.vtgate is not None and shard.vtgate.tablet_type != "primary":

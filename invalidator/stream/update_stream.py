@@ -3,8 +3,8 @@
 Each shard has a `Feed` (``invalidator.stream.feed``), whose thread reads its log into a bounded buffer; the
 consumer's thread takes messages from the buffers. The order within a shard is that of its log; between shards there
 is none, and ``minimize_skew`` (``invalidator.stream.skew``) only keeps them within seconds of each other. Nothing is
-skipped: what cannot be delivered ends the stream with an error, and a row of which it cannot be told whether it lies
-in the key range is delivered.
+skipped: a change that cannot be delivered ends the stream with an error, and a row that may lie in the key range is
+delivered.
 
 Called by the HTTP service, the archive and the command line. The invalidator itself does not use it: it applies each
 shard on its own. Never chooses servers and knows no database: sources, heads and seeking are given (`Access`).
@@ -20,10 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from freshness.config.keyspace import Keyspace, Shard
-from freshness.errors import (
-    ConfigError,
-    SourceUnavailable,
-)
+from freshness.errors import ConfigError, SourceUnavailable
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
@@ -40,7 +37,6 @@ RECHECK_SECONDS: Final = 0.2
 DRAIN_SECONDS: Final = 30.0
 """How long a shard that left the topology may take to deliver what it still has."""
 
-REWIND_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 20.0
 
 log = logging.getLogger(__name__)
@@ -57,15 +53,14 @@ class UpdateStream:
         key_range: KeyRange | None = None,
         start: Start = "now",
         minimize_skew: bool = False,
-        rewind_seconds: float = REWIND_SECONDS,
+        rewind_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         alignment: Callable[[Callable[[], float], Callable[[], int]], Alignment] = Alignment,
     ) -> None:
         """Begin to read. ``start``: see `invalidator.stream.start.Start`; ``rewind_seconds``: how much earlier a
         shard begins for which only a time is known.
 
-        Raises `ConfigError` where no shard serves the key range, the start does not fit, or rows could not be told
-        apart.
+        Raises `ConfigError` if no shard serves the key range, the start does not fit, or rows cannot be assigned.
         """
         self._keyspace = keyspace
         self._access = access
@@ -90,11 +85,11 @@ class UpdateStream:
     # -- for the consumer ------------------------------------------------------------------------------------
 
     def poll(self, timeout_seconds: float) -> StreamMessage | None:
-        """The next message; None where none may be delivered within the time.
+        """The next message; None if none may be delivered within the time.
 
         Raises what ended a shard's stream (`HistoryPurged`, `HistoryLost`, `StreamStopped`, `SourceUnsuitable`) after
-        all messages of that shard, and again on each further call; `SourceUnavailable` after `close`. That a server
-        is away is no error: its shard comes back, and the others go on.
+        all messages of that shard, and again on each further call; `SourceUnavailable` after `close`. A server
+        that is away does not raise: its shard comes back, and the others go on.
         """
         self._away_seconds += self._clock() - self._left_at
         try:
@@ -112,7 +107,7 @@ class UpdateStream:
             self._left_at = self._clock()
 
     def wait_started(self, timeout_seconds: float) -> bool:
-        """Whether all shards know where they begin, and `resume` is the whole vector of the start. To be called
+        """Whether all shards know their begin, and `resume` is the whole vector of the start. To be called
         before the first `poll`; raises as that does."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
@@ -133,7 +128,7 @@ class UpdateStream:
     def set_shards(self, shards: Sequence[Shard]) -> None:
         """Another topology. Shards that are no longer there deliver what they have, then the new ones begin: at the
         positions of the lineages they continue, or else at the least time of the stream, less the rewind. A shard
-        whose servers changed goes on there from where it is.
+        whose servers changed goes on there from its position.
 
         Raises `ConfigError` as the constructor does, and then changes nothing.
         """
@@ -167,7 +162,7 @@ class UpdateStream:
         return self._shards
 
     def find_filter(self, shard: Shard) -> RowFilter | None:
-        """The filter of rows of a shard that also has others; None where all are in the key range."""
+        """The filter of rows of a shard that also has others; None if all are in the key range."""
         if not self._must_filter(shard) or self._access.find_keyspace_id is None:
             return None
         return RowFilter((self._key_range, KeyRange.parse(shard.name)), self._access.find_keyspace_id)
@@ -224,7 +219,7 @@ class UpdateStream:
         return has_others or not self._key_range.contains_range(own)
 
     def _plan(self, shard: Shard) -> ShardStart:
-        """Where a shard begins that is not being read."""
+        """The start of a shard that is not being read."""
         start = self.resume if self._is_started else self._start
         plan = plan_start(start, shard, self._keyspace.gtid_flavor, self._keyspace.name, self._key_range)
         if plan.position is None and plan.timestamp_us is not None and self._access.seek is None:
@@ -281,7 +276,7 @@ class UpdateStream:
     # -- merging ---------------------------------------------------------------------------------------------
 
     def _take_next(self) -> tuple[Feed, BufferedTransaction, bool] | None:
-        """The next item, of which feed, and whether it is aligned. Nothing before all shards know where they begin:
+        """The next item, of which feed, and whether it is aligned. Nothing before all shards know their begin:
         a vector without one of them would lose its events."""
         if not self._is_started:
             return None
