@@ -83,7 +83,7 @@ class NodeView:
             if record is not None
         }
         self.outdated: Collection[str] = ()
-        self._covered: dict[tuple[str, bytes], bool] = {}
+        self._covered: dict[tuple[str, str, bytes], bool] = {}
         self._refusals: dict[tuple[tuple[str, ...], int], ReadOutcome | None] = {}
 
     def find_refusal(self, policy: ObjectPolicy, ring: int) -> ReadOutcome | None:
@@ -193,7 +193,8 @@ class NodeView:
     def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
         record = self.records[lineage]
         assert record is not None
-        known = self._covered.get((policy.name, encoded_position))
+        asked = policy.name, lineage, encoded_position  # two shards of MariaDB can have equal GTIDs
+        known = self._covered.get(asked)
         if known is None:
             try:
                 position = decode_position(encoded_position)
@@ -203,7 +204,7 @@ class NodeView:
             known = all(floor is None or position.contains(floor) for floor in floors)
             if len(self._covered) >= COVERED_MAX:
                 self._covered.clear()
-            self._covered[policy.name, encoded_position] = known
+            self._covered[asked] = known
         return known
 
 

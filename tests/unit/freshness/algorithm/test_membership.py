@@ -1127,3 +1127,12 @@ def test_get_is_the_only_way_to_know_a_record() -> None:
     first = run.steps[0]
     assert getattr(first, "requests", ()) == (Get(RECORD, is_bound=True), Get(RESUME, is_bound=True))
     run.finish()
+
+
+def test_a_heartbeat_vouches_for_the_primary_alone_that_it_was_written_to() -> None:
+    """F101."""
+    world = World()
+    one = start(world)
+    primary, now = world.record().primary, world.now
+    assert one.member.may_vouch(now, primary)
+    assert not one.member.may_vouch(now, primary + " of another network")

@@ -58,8 +58,8 @@ def view(records: Mapping[str, NodeRecord], ttl_seconds: int = 6) -> NodeView:
     return NodeView(NODE, tuple(records), replies, 100.0)
 
 
-def entry(numbers: str = "1-10", life: bytes = b"LIFELIFE") -> bytes:
-    return Filled((Stamp("a", life, 1, at(numbers)),), b"1", b"value").encode()
+def entry(numbers: str = "1-10", life: bytes = b"LIFELIFE", lineage: str = "a") -> bytes:
+    return Filled((Stamp(lineage, life, 1, at(numbers)),), b"1", b"value").encode()
 
 
 @pytest.mark.parametrize("ages", [(8000, 6000), (6000, 8000)])
@@ -99,6 +99,28 @@ def test_a_verdict_over_table_floors_is_remembered_for_its_object() -> None:
         assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
         assert judge(copy, ORDER, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
     assert judge(copy, ORDER, b"1", entry("1-12")) == (None, b"value")
+
+
+def test_a_verdict_over_table_floors_is_remembered_for_its_shard() -> None:
+    """F21: two shards of MariaDB with the default domain and server id have equal GTIDs."""
+    there = replace(CUSTOMER, lineages=("b",))
+    copy = view(
+        {
+            "a": record(table_floors={"orders": at("1")}),
+            "b": record("b", table_floors={"customers": at("11")}),
+        }
+    )
+    for _ in range(2):
+        assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
+        assert judge(copy, there, b"1", entry(lineage="b")) == (ReadOutcome.TABLE_FLOOR, None)
+
+
+def test_the_floors_of_all_tables_of_an_object_decide() -> None:
+    """F21."""
+    profile = replace(CUSTOMER, tables=("customers", "orders"))
+    copy = view({"a": record(table_floors={"customers": at("1"), "orders": at("11")})})
+    assert judge(copy, profile, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
+    assert judge(copy, profile, b"1", entry("1-12")) == (None, b"value")
 
 
 def test_an_entry_of_another_life_or_key_is_no_hit() -> None:
