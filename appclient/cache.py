@@ -157,6 +157,11 @@ class Cache:
         """``{key: object or None}`` for all keys, with one request per node for the hits. A key of several columns is
         a tuple, in key order. The options are those of `get`."""
         self.lookups.definition(object_name)  # raises for a wrong name even where there are no keys
+        if isinstance(keys, (str, bytes, Mapping)):
+            raise ConfigError(
+                f"get_many got one {type(keys).__name__} as its keys",
+                hint="expected a list of keys, or use get",
+            )
         wanted = list(dict.fromkeys(keys))
         lookups = [self._find_lookup(object_name, key) for key in wanted]
         if not lookups:

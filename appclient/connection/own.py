@@ -18,6 +18,19 @@ from freshness.position.token import EventToken
 Result = TypeVar("Result")
 
 
+def find_driver_connection(connection: Any) -> Any:
+    """The connection of PEP 249, also of an SQLAlchemy ``Connection``. Raises `ConfigError` for anything else."""
+    if hasattr(connection, "cursor"):
+        return connection
+    raw = getattr(getattr(connection, "connection", None), "dbapi_connection", None)
+    if raw is None:
+        raise ConfigError(
+            f"connection= got a {type(connection).__name__}",
+            hint="expected a connection of PEP 249, or an SQLAlchemy Connection",
+        )
+    return raw
+
+
 def is_dirty(connection: Any) -> bool:
     """Whether the connection can have uncommitted writes. A driver that does not say is taken for one in doubt."""
     return find_transaction(connection) is not False

@@ -158,13 +158,25 @@ class Flights:
     def _follow(self, lookup: Lookup, flight: Flight) -> Loaded:
         flight.wait()
         if flight.error is not None:
-            raise flight.error
+            raise _own_error(flight.error) from None
         if flight.loaded is None:
             (alone,) = self._load([lookup], NO_TOKENS)
             return alone
         if self._tell_shared is not None:
             self._tell_shared(lookup)
         return _copy(flight.loaded)
+
+
+def _own_error(error: Exception) -> Exception:
+    """A copy without the frames of another reader's request, and with nothing that two readers would both change.
+
+    The same error if its class does not let itself be copied.
+    """
+    try:
+        mine = copy.copy(error)
+    except Exception:  # noqa: BLE001 - a class of the application, with arguments of its own
+        return error
+    return mine if type(mine) is type(error) else error
 
 
 def _copy(loaded: Loaded) -> Loaded:

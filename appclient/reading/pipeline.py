@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from appclient.connection.breaker import Breakers, GuardedNode
-from appclient.connection.own import is_dirty
+from appclient.connection.own import find_driver_connection, is_dirty
 from appclient.database.database import Database
 from appclient.reading.copies import Copies
 from appclient.reading.flights import Flights
@@ -156,9 +156,10 @@ class Pipeline:
         """Past the cache inside the application's transaction, on its connection."""
 
         def read(lookups: Sequence[Lookup], demand: Demand, connection: Any) -> list[Read]:
-            if connection is None or not is_dirty(connection):
-                return answer(lookups, demand, connection)
-            loaded = self._lookups.load_on(connection, lookups)
+            own = None if connection is None else find_driver_connection(connection)
+            if own is None or not is_dirty(own):
+                return answer(lookups, demand, own)
+            loaded = self._lookups.load_on(own, lookups)
             return [Read(ReadOutcome.OWN_TRANSACTION, value=each.value) for each in loaded]
 
         return read

@@ -363,6 +363,12 @@ class CachedReads:
             raise StandAside
         self.check_zone(site, context)
         keys = plan.by_key.keys(context, parameters, plan.key_columns)
+        if any(
+            isinstance(value, (dict, list, set))
+            for key in keys
+            for value in (key if isinstance(key, tuple) else [key])
+        ):
+            raise StandAside  # the driver raises for it, or has a meaning of its own
         if plan.by_key.is_many and any(type(key) is not int for key in keys):
             raise StandAside  # two spellings may be one row, which the database gives once
         if len(keys) == 1:

@@ -342,3 +342,10 @@ def test_a_schema_is_read_from_the_first_shard_that_answers(
     path.write_text(text.replace(one, two))
     cache = Cache(load_config(path, {}), open_node=nodes.open)
     assert list(cache.lookups.definitions) == ["customer"]
+
+
+@pytest.mark.parametrize("keys", ["12", b"12", {"id": 1}])
+def test_one_key_in_the_place_of_several_is_refused(cache: Cache, keys: Any) -> None:
+    """A text would be as many keys as it has letters."""
+    with pytest.raises(ConfigError, match="expected a list of keys"):
+        cache.get_many("customer", keys)

@@ -212,6 +212,13 @@ def test_reads_by_key(session: Session) -> None:
     ]
 
 
+def test_a_key_that_only_the_driver_understands(session: Session) -> None:
+    """The driver refuses it, or has a meaning for it; the cache would take it by column."""
+    for value in ({"id": 1}, [1], {1}):
+        with pytest.raises((sqlite3.Error, TypeError)):
+            session.scalars(select(Customer.name).where(Customer.id == value)).all()
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,3 +166,11 @@ def test_on_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     cache = open_cache(tmp_path, monkeypatch, on_read=told.append)
     cache.get("customer", 1, connection=Own(in_transaction=True))
     assert [each.outcome for each in told] == [ReadOutcome.OWN_TRANSACTION]
+
+
+def test_a_connection_of_sqlalchemy_is_its_drivers(cache: Cache) -> None:
+    own = Own(in_transaction=True)
+    bound = SimpleNamespace(connection=SimpleNamespace(dbapi_connection=own))
+    assert cache.get("customer", 1, connection=bound) == {"id": 1, "name": "mine"}
+    with pytest.raises(ConfigError, match="connection= got a object"):
+        cache.get("customer", 1, connection=object())

@@ -195,6 +195,7 @@ def test_the_error_of_a_shared_load_is_everybodys(flights: Flights, database: Da
     for reader in herd:
         reader.answer()
         assert isinstance(reader.error, ValueError)
+    assert len({id(reader.error) for reader in herd}) == len(herd), "none has the frames of another request"
     assert database.loads == [(1,), (1,)]
     database.may_end.release()
     assert Reader(flights, 1).answer() == [{"key": 1, "load": 3}]
