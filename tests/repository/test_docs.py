@@ -228,6 +228,18 @@ def test_the_architecture_names_every_folder_and_where_to_change_it() -> None:
     assert len(re.findall(r"^\| .*\]\(\.\./", text, re.MULTILINE)) >= 30
 
 
+def test_the_functions_that_the_architecture_names_are_in_their_files() -> None:
+    """In two steps from a question to a function: the row, then the link beside the name."""
+    named = re.findall(r"\]\(\.\./([\w/]+\.py)\): `(\w+)`", (DOCS / "architecture.md").read_text())
+    assert len(named) >= 12
+    for path, name in named:
+        tree = ast.parse((CHECKOUT / path).read_text())
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, kinds)}, (
+            f"{path} has no {name}"
+        )
+
+
 def test_decision_records_are_numbered_and_complete() -> None:
     records = sorted((DOCS / "adr").glob("*.md"))
     assert [record.name[:4] for record in records] == [f"{n:04}" for n in range(1, len(records) + 1)]
