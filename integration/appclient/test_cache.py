@@ -358,7 +358,7 @@ def test_an_answer_to_another_question_is_noticed(system: System, cache: Cache) 
 
 class Split:
     """A connection whose statements a proxy sends to two servers, the token's to the primary, others to the
-    replica."""
+    replica. As such proxies do, it sets variables on both."""
 
     def __init__(self, primary: Any, replica: Any) -> None:
         self._primary, self._replica = primary, replica
@@ -387,6 +387,8 @@ class SplitCursor:
         pass
 
     def execute(self, sql: str, params: Any = None) -> None:
+        if sql.startswith("SET "):
+            self._primary.execute(sql, params)
         self._last = self._primary if HEARTBEAT_TABLE in sql else self._replica
         self._last.execute(sql, params)
 
@@ -444,11 +446,19 @@ def test_a_session_of_the_library_does_not_write(system: System, cache: Cache) -
     def load(database: LoaderConnection, customer_id: int) -> Any:
         return database.query("DELETE FROM customers WHERE id = %s", (customer_id,))
 
-    writes = ("UPDATE customers SET v = 9 WHERE id = 280", "TRUNCATE customers", "DROP TABLE seats")
-    for write in writes:
-        with pytest.raises(SourceUnsuitable, match=r"READ ONLY.*connection of your own"):
+    with system.pair.primary.setting("log_bin_trust_function_creators", 1):
+        system.execute("DROP FUNCTION IF EXISTS touch_customer")
+        system.execute(
+            "CREATE FUNCTION touch_customer() RETURNS INT DETERMINISTIC MODIFIES SQL DATA "
+            "BEGIN UPDATE customers SET v = 9 WHERE id = 280; RETURN 1; END"
+        )
+    system.settle()
+    with pytest.raises(SourceUnsuitable, match=r"READ ONLY.*connection of your own"):
+        cache.database().query("SELECT touch_customer()")
+    for write in ("UPDATE customers SET v = 9 WHERE id = 280", "TRUNCATE customers", "DROP TABLE seats"):
+        with pytest.raises(SourceUnsuitable, match=r"a read of the cache sent.*connection of your own"):
             cache.database().query(write)
-    with pytest.raises(SourceUnsuitable, match="READ ONLY"):
+    with pytest.raises(SourceUnsuitable, match="a read of the cache sent DELETE"):
         cache.get("profile", 280)
     for server in (system.pair.primary, system.pair.replica):
         assert server.execute("SELECT v FROM customers WHERE id = 280", database="shop") == [(0,)]

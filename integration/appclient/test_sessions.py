@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
@@ -16,73 +16,35 @@ import pymysql
 import pytest
 import sqlalchemy
 
-from appclient import AsyncCache, Cache, OwnPool, ReadOutcome, SourceUnsuitable
+from appclient import AsyncCache, Cache, ReadOutcome, SourceUnsuitable
 from appclient.connection.query import LoaderConnection
 from freshness.errors import ConfigError, ConnectionsExhausted
-from integration.configuration import CUSTOMER
-from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_for_outcome
+from integration.appclient.sessions import fill_tables, opened, own_pool, running_tenants
+from integration.harness import System, wait_for_outcome
 from integration.servers import Flavor, Pair
 
-STAMPS = """CREATE TABLE stamps (id INT PRIMARY KEY, at TIMESTAMP NULL, fixed CHAR(10), name VARCHAR(20))
-    CHARSET utf8mb4"""
-OBJECTS = (
-    CUSTOMER
-    + '[objects.stamp]\ntable = "stamps"\n[objects.report]\nkey = ["id"]\nmembers = { stamps = ["id"] }\n'
-)
 NOON = datetime(2026, 6, 1, 12)  # noqa: DTZ001 - TIMESTAMP in UTC
-ZONE_FUNCTION = """CREATE FUNCTION shift_zone() RETURNS INT DETERMINISTIC NO SQL
-    BEGIN SET SESSION time_zone = '-05:00'; RETURN 1; END"""
 
 
 @pytest.fixture(scope="module")
-def systems(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Flavor], System]]:
-    running: dict[Flavor, Any] = {}
+def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Pair], System]]:
+    with ExitStack() as stack:
+        running: dict[Flavor, System] = {}
 
-    def start(flavor: Flavor) -> System:
-        if flavor not in running:
-            pair: Pair = request.getfixturevalue(f"{flavor}_pair")
-            for name in ("shop", "tenant_b"):
-                pair.primary.execute(f"DROP DATABASE IF EXISTS {name}")
-                pair.primary.execute(f"CREATE DATABASE {name}")
-            pair.primary.execute("GRANT ALL ON tenant_b.* TO app@'%'")
-            pair.primary.execute(CUSTOMERS_TABLE, database="tenant_b")
-            manager = running_system(
-                pair, tmp_path_factory.mktemp(flavor), tables=(CUSTOMERS_TABLE, STAMPS), objects=OBJECTS
-            )
-            system = manager.__enter__()
-            running[flavor] = (manager, system)
-            with pair.primary.setting("log_bin_trust_function_creators", 1):
-                system.execute(ZONE_FUNCTION)
-            system.execute("GRANT EXECUTE ON shop.* TO app@'%'")
-        started: System = running[flavor][1]
-        return started
+        def start(pair: Pair) -> System:
+            flavor = pair.primary.flavor
+            if flavor not in running:
+                running[flavor] = stack.enter_context(running_tenants(pair, tmp_path_factory.mktemp(flavor)))
+            return running[flavor]
 
-    yield start
-    for manager, _ in running.values():
-        manager.__exit__(None, None, None)
+        yield start
 
 
 @pytest.fixture
-def system(systems: Callable[[Flavor], System], flavor: Flavor) -> System:
-    system = systems(flavor)
-    for table in ("stamps", "customers"):
-        system.execute(f"DELETE FROM {table}")
-    for number in range(1, 9):
-        system.execute(f"INSERT INTO stamps VALUES ({number}, '2026-06-01 12:00:00', 'x', 'n')")
-        system.execute(f"INSERT INTO customers VALUES ({number}, 'shop', 0)")
-    system.settle()
+def system(systems: Callable[[Pair], System], flavor: Flavor, request: pytest.FixtureRequest) -> System:
+    system = systems(request.getfixturevalue(f"{flavor}_pair"))
+    fill_tables(system)
     return system
-
-
-@contextmanager
-def opened(system: System, **options: Any) -> Iterator[Cache]:
-    cache = Cache.open(system.config_path, **options)
-    try:
-        yield cache
-    finally:
-        cache.close()
 
 
 def hit(system: System, name: str, key: int) -> Any:
@@ -145,25 +107,7 @@ class Unaware(pymysql.Connection):
         return pymysql.converters.escape_string(s)
 
 
-def own_pool(
-    system: System, *statements: str, kind: type[Any] = pymysql.Connection
-) -> tuple[dict[str, OwnPool], Any]:
-    """A pool of one connection on which the application sent these before."""
-    port = system.pair.replica.port
-    connection = kind(
-        host="127.0.0.1", port=port, user="app", password="app", database="shop", charset="utf8mb4"
-    )
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-    closed: list[Any] = []
-    pool = OwnPool(lambda: connection, lambda _: None, closed.append, pymysql.Error)
-    return {f"127.0.0.1:{port}": pool}, connection
-
-
 def test_a_pool_in_another_database_reads_the_configured_one(system: System) -> None:
-    system.execute("REPLACE INTO tenant_b.customers VALUES (1, 'tenant b', 0)")
-    system.settle()
     pools, connection = own_pool(system, "USE tenant_b")
     with opened(system, pools=pools) as cache:
         assert cache.get("customer", 1)["name"] == "shop"
