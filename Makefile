@@ -9,7 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 ARGS ?=
-# Processes of tests. Those on servers wait more than they compute; integration/conftest.py says which stay together.
+# Processes of tests. Tests on servers wait more than they compute; integration/conftest.py says which stay
+# together.
 WORKERS ?= 3
 PROVISION = $(PYTHON) integration/provision.py
 BIN = .venv/bin
@@ -113,7 +114,7 @@ slow: setup ## the tests that take a minute and more or need a browser
 ##@ Servers
 
 .PHONY: vitess
-vitess: setup ## the tests on a real Vitess, which is built first where it is not there; needs Go
+vitess: setup ## the tests on a real Vitess, which is built first if it is missing; needs Go
 	@$(PROVISION) vitess
 	@$(PYTEST) -m vitess integration/vitess/real $(ARGS)
 
@@ -137,7 +138,7 @@ newer: setup ## before a release: tests of the stream, the library and the inval
 	@$(PYTEST) --newer -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
 		$(addprefix integration/,$(NEWER)) $(ARGS)
 
-# Those that need no more of a server than MySQL 8.0 has from the beginning on.
+# Tests that need no more of a server than the first MySQL 8.0 has.
 OLDER = servers/test_servers.py stream/test_update_stream.py stream/test_merged_stream.py \
 	appclient/test_cache.py appclient/test_composite_keys.py appclient/test_lists.py \
 	appclient/test_read_your_writes.py invalidator/test_process.py invalidator/test_failover.py \

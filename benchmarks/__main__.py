@@ -81,7 +81,7 @@ RESULTS_PATH: Final = HERE / "results.json"
 DOCUMENT_PATH: Final = HERE.parent / "docs" / "performance.md"
 WORSE_EXIT_CODE: Final = 1
 TABLE_COLUMNS: Final = 150
-"""Where the output is no terminal, as in a log."""
+"""Width of tables if the output is not a terminal, in characters."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def choose(names: Sequence[str] | None) -> dict[str, Benchmark]:
-    """The benchmarks of these names, all where None is named. Raises `ConfigError` for an unknown one."""
+    """The benchmarks of these names, or all if none is named. Raises `ConfigError` for an unknown one."""
     for name in names or ():
         if name not in BENCHMARKS:
             near = difflib.get_close_matches(name, BENCHMARKS, 1)

@@ -43,7 +43,7 @@ HELD_SMALL: Final = 64 << 20
 HEAP_SMALL: Final = "512m"
 HEAP_LARGE: Final = "4g"
 COUNTED: Final = ("poisoned_fill", "stale_hit", "thin_air_hit", "missed_invalidation", "digest_mismatch")
-"""Kinds that the query counts. It neither sees the others nor tells anything but a number."""
+"""Kinds that the query counts; it ignores the others and returns only a number."""
 COUNTS_ONLY: Final = "polars, counts only"
 
 Said: TypeAlias = tuple[Counts, list[int], list[tuple[Any, ...]]]
@@ -189,7 +189,7 @@ def list_contestants(master: str) -> dict[str, Contestant]:
 
 
 def measure(folder: Path, events: int, contestants: Mapping[str, Contestant]) -> Run:
-    """Generate a history, and let each audit it. Raises `AssertionError` where one does not find what is there, or
+    """Generate a history, and let each audit it. Raises `AssertionError` if one misses a violation, or
     two audits differ in any violation."""
     bench = generate(folder, events)
     files = [*bench.archive.glob("*.parquet"), *bench.history.glob("*.parquet")]

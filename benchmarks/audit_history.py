@@ -42,7 +42,7 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where a generated history is, and what is wrong with it."""
+    """The folder of a generated history, and the faults planted in it."""
 
     archive: Path
     history: Path

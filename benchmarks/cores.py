@@ -1,7 +1,8 @@
 """Which core does what: a benchmark of round trips is run once for each placement, and has one pace from end to end.
 
-A round trip on loopback takes about 15 µs where client and cache node share a core, and about 45 µs where the node
-has to be woken on another one. A scheduler that is left alone changes between the two from one minute to the next,
+A round trip on loopback takes about 15 µs where client and cache node share a core, and about 45 µs if the
+node has to be woken on another one. A scheduler that is left alone changes between the two from one minute to
+the next,
 and each of them suits another side: a loop that waits for every answer is three times as fast at the one as at the
 other.
 
@@ -24,7 +25,7 @@ from freshness.errors import ConfigError
 
 
 class Placement(Enum):
-    """Where the cache nodes are, seen from the client."""
+    """The cores of the cache nodes, relative to the client."""
 
     SAME_CORE = "same core"
     OTHER_CORE = "other core"
@@ -50,13 +51,13 @@ def placed(placement: Placement) -> Iterator[None]:
 
 
 def settle_node(pid: int) -> None:
-    """Put a cache node where the placement wants it. Without a placement it stays where it is."""
+    """Pin a cache node to the core of the placement. Without a placement, do nothing."""
     if _current is not None:
         pin(pid, _CORES[:1] if _current is Placement.SAME_CORE else _CORES[1:2])
 
 
 def settle_rest(pid: int) -> None:
-    """Put another process of the benchmark out of the client's way. Without a placement it stays where it is."""
+    """Put another process of the benchmark on other cores than the client. Without a placement, do nothing."""
     if _current is not None:
         pin(pid, _CORES[1:2])
 

@@ -52,7 +52,7 @@ PIECE_PACKETS: Final = 3000
 """Packets that are decoded at once, about what one read from the network brings."""
 
 LIBRARY_SHARE: Final = 20
-"""The library decodes the first packets of the log, one in so many, and its time counts so many times."""
+"""The library decodes the first 1/20 of the log's packets, and its time is multiplied by 20."""
 
 LIBRARY_EVENTS: Final = frozenset((TableMapEvent, WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent))
 LIBRARY: Final = "mysql-replication"
@@ -74,7 +74,7 @@ SINGLE: Final = """CREATE PROCEDURE singles(count INT) BEGIN DECLARE n INT DEFAU
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What is in one log file. ``in_memory``: how many of the first rows are decoded from memory."""
+    """The contents of one log file. ``in_memory``: number of first rows that are decoded from memory."""
 
     name: str
     table: str
@@ -121,7 +121,7 @@ def measure_decode(rounds: int) -> list[Result]:
 def open_plant(
     flavor: Flavor, *, rows: int = 1_000_000, wide_rows: int = 100_000, singles: int = 60_000
 ) -> Iterator[Plant]:
-    """A server with four logs. Raises `ServerFailed` where it does not start."""
+    """A server with four logs. Raises `ServerFailed` if it does not start."""
     server = make_database(flavor, server_id=1, options=("--sync-binlog=0",))
     try:
         server.launch()

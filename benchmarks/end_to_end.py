@@ -41,7 +41,7 @@ def measure_end_to_end(rounds: int) -> list[Result]:
     results = []
     for flavor in FLAVORS:
         for name, rows in (("thousands", ROWS_IN_EVENT), ("singles", 1)):
-            # A server for each: on MariaDB the library begins with the oldest log, whichever it is told.
+            # A server for each: on MariaDB the library always begins with the oldest log.
             with open_server(flavor) as server:
                 log = write_log(server, name, ROWS // rows, rows)
                 results.append(_measure(server, log, min(rounds, ROUNDS_MAX)))

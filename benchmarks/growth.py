@@ -129,7 +129,7 @@ def _by_columns(server: DatabaseServer) -> Result:
 def _write_wide(
     server: DatabaseServer, columns: int
 ) -> tuple[Position, Position, dict[str, ObjectDefinition]]:
-    """A table of so many columns, filled: (before, after, the object of its rows)."""
+    """A filled table with ``columns`` columns: (before, after, the object of its rows)."""
     table = f"wide{columns}"
     names = [f"{'n' if place % 2 else 't'}{place}" for place in range(1, columns)]
     types = ", ".join(f"{name} {'INT' if name[0] == 'n' else 'VARCHAR(20)'}" for name in names)
@@ -274,7 +274,7 @@ def _read_for(shop: Shop, seconds: float) -> int:
 
 @contextmanager
 def _changing(shop: Shop) -> Iterator[None]:
-    """Customers change meanwhile, at `CHANGES_A_SECOND`."""
+    """Change customers in the background, at `CHANGES_A_SECOND`."""
     is_over = threading.Event()
 
     def change() -> None:

@@ -164,7 +164,7 @@ def repeated(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def require_hits(shop: Shop, reads: Callable[[], object]) -> float:
-    """Seconds of these reads. Raises `NotAHit` where a key is none any more (nothing is written meanwhile)."""
+    """Seconds of these reads, without writes. Raises `NotAHit` if a key is no longer a hit."""
     seconds = stopwatch(reads)
     outcomes = shop.outcomes()
     if outcomes != {ReadOutcome.HIT}:

@@ -46,7 +46,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One part of the run. ``reads``: how many ended in it."""
+    """One part of the run. ``reads``: number of reads that ended in it."""
 
     name: str
     reads: int
@@ -54,7 +54,8 @@ class Phase:
 
 
 def read_for(shop: Shop, own: Set[int], seconds: float, *, is_past_cache: bool = False) -> Latencies:
-    """Reads of all threads in that time. ``own``: the keys of the node; ``is_past_cache``: whether these are read
+    """Latencies of the reads of all threads. ``own``: the keys of the node; ``is_past_cache``: True to read
+    these
     past the cache."""
     found = [Latencies() for _ in range(THREADS)]
     failures: list[BaseException] = []

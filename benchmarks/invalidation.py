@@ -80,7 +80,8 @@ def measure_invalidation(rounds: int) -> list[Result]:
 def _compare(
     name: str, criteria: tuple[Criterion | None, Criterion | None], ours: Send, serial: Send, rounds: int
 ) -> list[Result]:
-    """``criteria``: where the keys are new, and where they were invalidated before. Ours does the same for both; the
+    """``criteria``: one for new keys, one for keys that were invalidated before. Ours does the same for both;
+    the
     baseline finds no marker, or one."""
     absent = _measure(name, ours, serial, 1, rounds)
     present = _measure(name, ours, serial, 2, rounds)

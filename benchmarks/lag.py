@@ -49,8 +49,8 @@ ROUND_TRIP: Final = b"ms bench:lag 2 T60\r\nOK\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of each transaction in the order of the log: when it was through, and its commit where the log has it; by the
-    clock, in ns."""
+    """For each transaction in log order: the time of its arrival, and of its commit if the log has it, in
+    ns."""
 
     through_ns: tuple[int, ...]
     committed_ns: tuple[int, ...]
@@ -101,7 +101,7 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 class _Writer:
-    """A process that waits for `start`, commits `COMMITS` rows, and tells when it sent each COMMIT."""
+    """A process that waits for `start`, commits `COMMITS` rows, and reports when it sent each COMMIT."""
 
     def __init__(self, address: ServerAddress, first: int) -> None:
         context = multiprocessing.get_context("spawn")

@@ -2,8 +2,8 @@
 
 A B A B in one process, so that whatever else the machine does hits both. The median is that of the ratios, and
 both values come from its round: a machine that changes its pace on the way (a round trip on loopback takes 15 or
-45 µs, depending on where the scheduler wakes the server) would else pair the one pace with the other.
-Nothing here knows what is measured.
+45 µs, depending on the core that the scheduler chooses) would else pair the one pace with the other.
+The module does not depend on the measured work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Criterion:
 class Result:
     """One comparison. ``ratio`` is value / baseline_value. ``spread``: the lowest and the highest ratio of all
     rounds. ``points``: of a curve, (what grows, value); ``axis``: what grows; ``baseline_points``: the baseline's own
-    curve, where it has one. ``is_share``: it is one of a whole, and neither more nor less is better."""
+    curve, if any. ``is_share``: it is one of a whole, and neither more nor less is better."""
 
     name: str
     value: float
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def is_met(self) -> bool:
-        """Whether the criterion is kept; True where there is none."""
+        """Whether the ratio meets the criterion; True without a criterion."""
         return self.criterion is None or self.criterion.holds(self.ratio)
 
     def as_json(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def interleave(candidate: Work, baseline: Work, rounds: int) -> Timings:
 
 
 def stopwatch(work: Callable[[], object]) -> float:
-    """Seconds that ``work`` took. What it needs is prepared before, what it did is checked after."""
+    """Seconds that ``work`` took. Callers prepare its input before and check its results after."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -87,7 +87,7 @@ def _insert(server: DatabaseServer, first: int, count: int) -> None:
 
 
 def _watch(server: DatabaseServer, transactions: int, write: Any) -> tuple[list[float], float]:
-    """(resident MB at regular moments of the stream, the peak). Raises `ServerFailed` where it does not end."""
+    """(resident MB at regular moments of the stream, the peak). Raises `ServerFailed` if it does not end."""
     context = multiprocessing.get_context("spawn")
     address = address_of(server)
     with connect(address) as connection:

@@ -1,8 +1,9 @@
 """The invalidator's own parts on a real server's log and real memcached nodes, as ``invalidator.process.worker``
 joins them.
 
-For the benchmarks of the whole way from the log to acknowledged invalidations. What it leaves out is what has no part
-in that: heartbeats, preflight, the service, and putting stripes back, which are there from the start. Also the server
+For the benchmarks of the whole way from the log to acknowledged invalidations. It leaves out the parts off
+that way: heartbeats, preflight, the service, and putting stripes back, which are there from the start. Also
+the server
 with the logs that are read, made once for all rounds.
 """
 
@@ -60,7 +61,7 @@ FILL_TIMEOUT_SECONDS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One log file. ``start`` and ``end``: what the server had executed before and after."""
+    """One log file. ``start`` and ``end``: positions of the server before and after it."""
 
     name: str
     file: str
@@ -75,7 +76,7 @@ class Log:
 
 @contextmanager
 def open_server(flavor: Flavor) -> Iterator[DatabaseServer]:
-    """A server with the empty table ``small``. Raises `ServerFailed` where it does not start."""
+    """A server with the empty table ``small``. Raises `ServerFailed` if it does not start."""
     server = make_database(flavor, server_id=1, options=SERVER_OPTIONS)
     try:
         server.launch()
@@ -94,7 +95,7 @@ def address_of(server: DatabaseServer) -> ServerAddress:
 
 
 def write_log(server: DatabaseServer, name: str, transactions: int, rows: int) -> Log:
-    """A log file of its own with so many transactions of so many new rows, each in one event."""
+    """Write a separate log file; each transaction inserts ``rows`` rows in one event."""
     with (
         server.connect(SCHEMA, read_timeout=FILL_TIMEOUT_SECONDS) as connection,
         connection.cursor() as cursor,
@@ -145,7 +146,8 @@ class Pipeline:
             drive(loop, self._answer)
 
     def follow_to(self, end: Position, observer: LoopObserver | None = None) -> None:
-        """Until all nodes have acknowledged this. Raises `AssertionError` where that takes `STREAM_SECONDS`."""
+        """Follow the stream until all nodes have acknowledged ``end``. Raises `AssertionError` after
+        `STREAM_SECONDS`."""
         deadline = time.monotonic() + STREAM_SECONDS
 
         def is_done() -> bool:
@@ -176,7 +178,7 @@ def open_pipeline(
 ) -> Iterator[Pipeline]:
     """As the invalidator begins where nodes are new, but for their stripes, and the primary has executed ``start``.
 
-    ``namespace``: of its keys; what another run stored on the nodes is not found.
+    ``namespace``: prefix of its keys, so that it does not find the entries of another run.
     """
     definitions = find_definitions(address, namespace)
     head = Head(start, 1)

@@ -26,7 +26,7 @@ def draw(
     baseline: Sequence[tuple[float, float]] = (),
 ) -> str:
     """``points``: at least two, rising in x, which has a logarithmic scale unless it begins at 0; y begins at 0.
-    ``baseline``: of the same x, drawn in grey. The text of the file."""
+    ``baseline``: points with the same x, drawn in grey. Returns the text of the file."""
     assert len(points) > 1, "a curve has at least two points"
     scale: Callable[[float], float] = log10 if points[0][0] > 0 else float
     low, high = scale(points[0][0]), scale(points[-1][0])

@@ -1,7 +1,8 @@
-"""The cost of a prober, beside the hits that are served meanwhile.
+"""The cost of a prober, beside the hits that are served at the same time.
 
-``python -m benchmarks.probe [--json]``. One thread reads hits as fast as it can, another changes a row for so many of
-them, and a prober with its default share samples both. All its processor time, above all the reading of the log, is
+``python -m benchmarks.probe [--json]``. One thread reads hits as fast as it can, another changes a row after
+every few of them, and a prober with its default share samples both. All its processor time, above all the
+reading of the log, is
 held against that of the hits of the same seconds.
 """
 
@@ -76,7 +77,7 @@ class Cost:
 
 
 class Changes:
-    """A thread that changes rows of keys that nobody reads, one for so many hits."""
+    """A thread that changes rows of keys that nobody reads, one for each `HITS_PER_CHANGE` hits."""
 
     def __init__(self, shop: Shop, hits_per_change: int) -> None:
         self.hits_per_change = hits_per_change

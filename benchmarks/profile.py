@@ -1,4 +1,4 @@
-"""Where the time goes from the log to acknowledged invalidations: processor time of each part, for one row.
+"""Processor time for one row, by part, from the log to acknowledged invalidations.
 
 Waiting is not in it: where other work has the processors, or a part waits for another, the parts add up to less than
 the rate says.

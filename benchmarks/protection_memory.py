@@ -1,10 +1,11 @@
 """What a node needs for the protection of changed keys: stripes, and beside them a tombstone for each key.
 
-A tombstone stays as long as a replica may lag, two minutes, and must not be evicted meanwhile: as many are there at
-once as keys change in that time. Stripes are as many as are configured, whatever changes, and any of them may be
+A tombstone stays as long as a replica may lag, two minutes, and must not be evicted before: a node holds one
+for each key that changed in that time. Stripes are as many as are configured, whatever changes, and any of
+them may be
 evicted. Both are stored on a real memcached, two minutes of changes of new keys in batches of 10 ms, and what its
-slabs hold of them is counted. Stripes grow by appending and are shortened: before, so many changes pass that both are
-in balance, as on a node that has been in use for long.
+slabs hold of them is counted. Stripes grow by appending and are shortened: before the measurement, changes
+pass until both are in balance, as on a node that has been in use for long.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ process on the same server, their rounds in turn; both are of the round whose ra
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the numbers depend on. ``load``: of the last minute, before the first benchmark."""
+    """The machine and its versions. ``load``: average of the last minute before the first benchmark."""
     return {
         "cpu": _find_cpu() or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -110,7 +110,7 @@ def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
 
 
 def replace_section(document: str, section: str) -> str:
-    """The document with the section between the two markers. Raises `ConfigError` where they are not there."""
+    """The document with the section between the two markers. Raises `ConfigError` if they are missing."""
     head, start, rest = document.partition(START)
     _, end, tail = rest.partition(END)
     if not start or not end:
@@ -121,7 +121,7 @@ def replace_section(document: str, section: str) -> str:
 
 
 def write_document(path: Path, machine: Mapping[str, Any], results: Sequence[Result]) -> None:
-    """Bring the table in this document up to date; make the document where there is none."""
+    """Bring the table in this document up to date; create the document if it is missing."""
     document = path.read_text() if path.exists() else NEW_DOCUMENT
     path.write_text(replace_section(document, as_markdown(machine, results)))
     for result in results:

@@ -92,7 +92,7 @@ def _write_oldest(server: DatabaseServer) -> int:
 
 
 def _fill_up(server: DatabaseServer, files: int) -> None:
-    """Write files until there are so many."""
+    """Write log files until there are ``files``."""
     with server.connect(SCHEMA, read_timeout=300) as connection, connection.cursor() as cursor:
         while cursor.execute("SHOW BINARY LOGS") < files:
             cursor.execute("FLUSH BINARY LOGS")

@@ -59,7 +59,7 @@ class Shop:
 
 @contextmanager
 def open_shop(node_count: int) -> Iterator[Shop]:
-    """Raises `ServerFailed` where a server does not start, or the cache is not filled within 60 s."""
+    """Raises `ServerFailed` if a server does not start, or the cache is not filled within 60 s."""
     with ExitStack() as stack:
         pair = stack.enter_context(database_pair("mariadb"))
         servers = tuple(stack.enter_context(Memcached()) for _ in range(node_count))

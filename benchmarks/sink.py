@@ -8,7 +8,7 @@ minutes. A log is written first. Then each of these takes it from its beginning 
 * the sink, from the same two, to acknowledged invalidations
 
 Seconds are those of the wall and of the CPU. CPU seconds of a query are those of its driver, its JVM and its Python
-processes. The service is a process of its own, whose CPU seconds are told apart.
+processes. The service is a process of its own, whose CPU seconds are counted separately.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way through one log. ``ratio``: of its rate to that of the invalidator. ``service_cpu_seconds``: of the
-    process that serves the stream."""
+    """One way through one log. ``ratio``: its rate divided by that of the invalidator.
+    ``service_cpu_seconds``: CPU seconds of the process that serves the stream."""
 
     name: str
     transactions: int
@@ -86,7 +86,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Servers, and where the stream comes from. ``service``: the process that serves it."""
+    """Servers, and the source of the stream. ``service``: the process that serves it."""
 
     server: DatabaseServer
     nodes: tuple[str, ...]
@@ -138,7 +138,7 @@ def open_system(folder: Path) -> Iterator[System]:
 
 
 def measure(session: SparkSession, system: System, name: str, transactions: int, rows: int) -> list[Measured]:
-    """Write a log and take it in all ways. Raises `AssertionError` where one of them has not all of it."""
+    """Write a log and take it in all ways. Raises `AssertionError` if one of them misses a part."""
     log = write_log(system.server, name, transactions, rows)
     system.wait_archived(log)
     [shard] = system.config.keyspaces["shop"].shards
@@ -168,7 +168,7 @@ def measure(session: SparkSession, system: System, name: str, transactions: int,
     for way, options in system.ways.items():
         source = {**options, "since": since}
         note(f"source, {way}", partial(_read, session, source, log))
-        # Nodes of a former measurement have not acknowledged what lies in between.
+        # Nodes of a previous measurement have not acknowledged the transactions in between.
         cache = replace(system.config.cache, namespace=f"{way}{name}")
         config = replace(system.config, cache=cache)
         with open_sink(session, config) as keeper:
@@ -217,7 +217,7 @@ def cpu_seconds(pid: int) -> float:
         try:
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile; its parent counts it
+            continue  # it has ended; its parent counts it
         total += sum(map(int, fields[11:15]))
     return total / TICKS
 

@@ -56,7 +56,7 @@ KINDS: Final[Mapping[str, type[SinkProcess]]] = {"stands in": SinkProcess, "does
 @dataclass(frozen=True, slots=True)
 class Restart:
     """Seconds from the kill: until all nodes are open by a heartbeat that is younger than the kill, and until Spark
-    has committed a micro-batch. ``closed``: of both, how long one of the nodes was not open."""
+    has committed a micro-batch. ``closed``: seconds of each during which a node was not open."""
 
     open: float
     cluster: float

@@ -91,7 +91,7 @@ class ProgressWatch:
         self.lives: dict[str, set[str]] = {name: set() for name in nodes}
 
     def committed(self, write: Write, position: Position, nodes: frozenset[str]) -> None:
-        """``nodes``: where the objects of the write are kept. All of them must acknowledge it."""
+        """``nodes``: the nodes with the objects of the write; all of them must acknowledge it."""
         self._arrived.append(_Waiting(write, position, nodes))
 
     def run(self, stopping: threading.Event) -> None:
@@ -134,7 +134,7 @@ class ProgressWatch:
 
 
 def track_gtids(connection: Any, flavor: str) -> None:
-    """MySQL tells the GTID of a commit in the commit's own answer, if it is asked to."""
+    """Make MySQL send the GTID of a commit in the answer to it."""
     if flavor == "mysql":
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION session_track_gtids = OWN_GTID")

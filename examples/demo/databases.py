@@ -16,7 +16,7 @@ from freshness.config.server import ServerAddress
 from integration.servers import DatabaseServer, Pair, database_pair
 from integration.servers.database import SCHEMA
 
-if TYPE_CHECKING:  # it is needed where a real Vitess is
+if TYPE_CHECKING:  # needed only with a real Vitess
     from integration.servers.vitess import Vitess
 
 Flavor: TypeAlias = Literal["mariadb", "mysql", "vitess"]
@@ -54,7 +54,7 @@ class MysqlPair:
         return self.server_settings(self.pair.primary)
 
     def reading(self) -> dict[str, Any]:
-        """The same for where they read: the replica."""
+        """The same for the server that they read: the replica."""
         return self.server_settings(self.pair.replica)
 
     def server_settings(self, server: DatabaseServer) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Each strategy gets an archive of the update stream, which names its keys, and a history of its cache, in a folder of
 its own: ``FOLDER/STRATEGY/archive`` and ``…/history``. Event tokens are recorded by the library itself. For the two
 others this module is the witness, since no library of theirs knows a position: it reads one before the rows and one
-after them, and notes what was stored. Where the two differ a row could be younger than the first says, and all are
+after them, and notes what was stored. If the two differ, a row could be younger than the first position, and
+all are
 read again. Otherwise it only watches; neither strategy does anything else because of it.
 """
 
@@ -37,7 +38,8 @@ Rows = TypeVar("Rows")
 
 @dataclass(slots=True)
 class Witness:
-    """Writes down what one of the plain strategies does. ``find_node``: where a key is kept. For several threads."""
+    """Writes down what one of the plain strategies does. ``find_node``: the node of a key. For several
+    threads."""
 
     namespace: str
     flavor: str
@@ -73,7 +75,7 @@ class Witness:
     def filled(
         self, key: ObjectKey, plain: str, value: Any, token: EventToken, version: int, begin_us: int
     ) -> None:
-        """A value was set. ``version``: 0 where another one has taken its place already."""
+        """A value was set. ``version``: 0 if another value has already replaced it."""
         payload = encode_value(value)
         if version:
             with self._lock:
@@ -83,7 +85,7 @@ class Witness:
     def hit(self, key: ObjectKey, plain: str, version: int, begin_us: int) -> None:
         with self._lock:
             stored = self._stored.get((plain, version))
-        if stored is not None:  # else its fill is being written down just now, and nothing is known of it
+        if stored is not None:  # else its fill is still being recorded
             self._tell(key, plain, "hit", "HIT", *stored, version, begin_us)
 
     def acknowledged(self, write: Write, times: Mapping[ObjectKey, float]) -> None:
@@ -159,11 +161,12 @@ class ArchiveProcess(PythonProgram):
         self.folder = folder
 
     def is_ready(self) -> bool:
-        """It marks where it begins."""
+        """Whether the archive has recorded its start."""
         return bool(self.folder.is_dir() and find_resume(self.folder, "shop"))
 
     def finish(self, head: Position, lineage: str) -> None:
-        """End it when the archive has everything up to ``head``. It goes on where it ended, however often."""
+        """End it when the archive has everything up to ``head``. A restarted process resumes at its last
+        position."""
         for _ in range(RESTARTS_MAX):
             self.terminate()
             if find_resume(self.folder, "shop")[lineage].position.contains(head):

@@ -35,7 +35,7 @@ class Interruption(Exception):
 
 @dataclass(slots=True)
 class Interruptions:
-    """What became of the reads. ``wrong_answers``: those of another object than the one that was asked for."""
+    """Results of the reads. ``wrong_answers``: number of answers with another object than requested."""
 
     reads: int = 0
     interrupted: int = 0

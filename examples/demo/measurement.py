@@ -75,7 +75,7 @@ def find_versions(key: ObjectKey, value: Any) -> dict[Row, int]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile; 0.0 where there are no values."""
+    """The nearest-rank percentile; 0.0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)

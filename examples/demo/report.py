@@ -71,8 +71,8 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote. ``lives``: how many lives
-    each node had; more than one means that a node was emptied."""
+    """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote. ``lives``: number
+    of lives of each node; more than one means that a node was emptied."""
 
     flavor: str
     seconds: float
@@ -238,7 +238,7 @@ def explain(result: DemoResult) -> list[str]:
 
 
 def _choose_evidence(result: DemoResult) -> list[tuple[str, Poisoned]]:
-    """For each of the others the key that is furthest behind, another key for each where there is one."""
+    """For each of the others the key that is furthest behind, another key for each if possible."""
     chosen: list[tuple[str, Poisoned]] = []
     for name in STRATEGIES:
         if name == EVENT_TOKENS:
@@ -255,7 +255,7 @@ def _choose_evidence(result: DemoResult) -> list[tuple[str, Poisoned]]:
 
 
 def accuse(result: DemoResult) -> list[str]:
-    """The evidence against event tokens; empty where there is none."""
+    """The evidence against event tokens, if any."""
     ours, wrong = result.strategies[EVENT_TOKENS], result.interruptions.wrong_answers
     lines = [f"interrupted readers: {wrong} answers of another object"] if wrong else []
     lines += [f"poisoned: {describe(each)}" for each in ours.verdict.poisoned[:EVIDENCE_KEYS_MAX]]

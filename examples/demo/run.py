@@ -319,7 +319,7 @@ class _Run:
 
 
 def _open_witnesses(world: World) -> dict[str, Witness]:
-    """Of the strategies that no library of theirs records; none where nothing is to be recorded."""
+    """Witnesses of the strategies without a recording library; none if the run is not recorded."""
     if world.history is None:
         return {}
     from examples.demo.evidence import Witness

@@ -1,6 +1,7 @@
 """Invalidation from the binlog without tokens: a process that reads the primary's stream and deletes keys.
 
-What Debezium-, Maxwell- or home-made consumers do: the row events of the primary's binlog, by mysql-replication's
+As Debezium-, Maxwell- or home-made consumers work: the row events of the primary's binlog, by
+mysql-replication's
 own loop, name the keys; each key is deleted. The primary's stream and not the replica's is the common case, since it
 is the fastest one. It is a process of its own, as the invalidator is, so that the two are measured alike. For each
 row it reports ``table id version time`` on a loopback connection, once its deletes are acknowledged; that report is

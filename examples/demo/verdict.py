@@ -48,7 +48,7 @@ class Poisoned:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one strategy. ``held``: how many of the checked keys it would serve from the cache."""
+    """The verdict on one strategy. ``held``: number of checked keys that it would serve from the cache."""
 
     checked: int
     held: int
@@ -82,11 +82,11 @@ def _judge(
 
 
 def compare(key: ObjectKey, cached: Any, primary: Any) -> Poisoned | None:
-    """None where the two are the same, whatever the caches' encodings made of decimals."""
+    """None if the two are the same, whatever the caches' encodings made of decimals."""
     if plain(cached) == plain(primary):
         return None
     old, new = find_versions(key, cached), find_versions(key, primary)
-    # The row that is furthest behind; where only columns differ, the object's own row.
+    # The row that is furthest behind; if only columns differ, the object's own row.
     row = max(
         [*new, *old], key=lambda each: abs(new.get(each, 0) - old.get(each, 0)), default=("customers", key[1])
     )

@@ -30,8 +30,9 @@ ORDER_IDS_PER_CUSTOMER: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of the workload. Rates are of the whole run, over all threads. ``interrupted``: so many processes read
-    besides, each as much as one reader, and are interrupted by signals. ``fills_from_log``: single rows have
+    """The size of the workload. Rates are of the whole run, over all threads. ``interrupted``: number of
+    additional processes that each read as much as one reader, interrupted by signals. ``fills_from_log``:
+    single rows have
     ``fill_from_log``."""
 
     seconds: float
@@ -108,7 +109,7 @@ class OrderBook:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def place(self, customer_id: int) -> int | None:
-        """The id of a new order, None where the customer has enough."""
+        """The id of a new order, None if the customer has enough."""
         with self._lock:
             count = self._counts.get(customer_id, 0)
             if count >= ORDERS_PER_CUSTOMER_MAX:

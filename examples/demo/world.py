@@ -43,7 +43,8 @@ REPORT_POLL_SECONDS = 0.2
 class NodeKind:
     """The cache nodes of a run. ``stripes``: None for as many as by default.
 
-    ``is_managed``: as a cloud starts them: memcached with ``-o no_modern``, or a Redis that evicts and hides CONFIG.
+    ``is_managed``: servers as a cloud starts them: memcached with ``-o no_modern``, or a Redis that evicts
+      and hides CONFIG.
     """
 
     backend: str = "memcached"
@@ -152,7 +153,8 @@ class World:
 def open_world(
     flavor: Flavor, plan: Plan, say: Callable[[str], None], kind: NodeKind, history: Path | None = None
 ) -> Iterator[World]:
-    """Start everything, and stop everything at the end, however it comes. ``history``: where to record the run."""
+    """Start everything, and stop everything at the end, however it comes. ``history``: folder that records
+    the run."""
     with ExitStack() as stack:
         say(f"starting a {flavor} primary and its replica, two {kind.backend} nodes")
         nodes = kind.make(), kind.make()
@@ -200,7 +202,7 @@ def open_world(
             for name in STRATEGIES:
                 process = ArchiveProcess(with_namespace(config_path, name), history / name / "archive")
                 archives[name] = stack.enter_context(process)
-            # Whoever reads from here on has at least one transaction of the archives: nothing older is cached
+            # Each later read has at least one transaction of the archives: nothing older is cached
             pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
         pair.wait_caught_up()
         config = load_config(config_path)

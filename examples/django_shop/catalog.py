@@ -54,7 +54,7 @@ else:
 
 
 if settings.CACHE == "cachalot":
-    # It invalidates the tables of the database that was written; the replica's are to be told
+    # It invalidates the tables of the database that was written; name the replica's, too
     from cachalot.api import invalidate
     from cachalot.signals import post_invalidation
     from django.dispatch import receiver

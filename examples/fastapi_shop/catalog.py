@@ -85,7 +85,8 @@ if CACHE == "freshness":
         return FreshCatalog(request.state.cached, request.state.writes, request_reads(request))
 
     def fresh_around(app: Any) -> Any:
-        """Outside of the whole application, so that an endpoint that fails after its commit tells it, too."""
+        """Outside of the whole application, so that it also sees the commit of an endpoint that fails
+        afterwards."""
         return ReadYourWrites(app, cookie=TokenCookie([os.environ["SHOP_SECRET"]], secure=False))
 
     @asynccontextmanager

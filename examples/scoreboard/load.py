@@ -26,7 +26,8 @@ BASKET: Final = 30
 
 @dataclass(slots=True)
 class Findings:
-    """Of all sessions. ``seconds``: of each page that was read. ``refused``: pages answered with an error."""
+    """Findings of all sessions. ``seconds``: time of each page read. ``refused``: number of pages that
+    failed."""
 
     reads: int = 0
     orders: int = 0
@@ -110,7 +111,7 @@ class Browser:
                 self._findings.withdrawn += shown["price"] == WITHDRAWN
 
     def _ask(self, method: str, path: str) -> tuple[int, dict[str, Any] | None]:
-        """The status, and the answer of a page that was found; 0 where the connection has ended.
+        """The status, and the answer of a page that was found; 0 if the connection has ended.
 
         A server may end a connection between two requests, and does so when a worker is replaced. As in a browser a
         GET is then sent once more, on a new one.

@@ -20,7 +20,7 @@ _HEAD: Final = (
 
 def format_table(shop: Shop, scores: Sequence[Score]) -> str:
     """A line for each run; own past and old for a million rows read, and what is saved and added beside the run
-    without a cache on the same database. Raises KeyError where that is not among them."""
+    without a cache on the same database. Raises KeyError if that run is missing."""
     bare = {score.flavor: score for score in scores if score.cache == "none"}
     return _HEAD + "".join(_format_line(shop, score, bare[score.flavor]) for score in scores)
 
@@ -50,7 +50,7 @@ def _format_line(shop: Shop, score: Score, bare: Score) -> str:
 
 
 def write_page(page: Path, shop: Shop, scores: Sequence[Score]) -> None:
-    """Put the table in the place of the former one. Raises ValueError where the page has none."""
+    """Replace the table of the page. Raises ValueError if the page has none."""
     table = re.compile(rf"(?<=<!-- measured: {shop.name} -->\n).*?(?=<!-- end measured -->)", re.DOTALL)
     text, count = table.subn(lambda _: format_table(shop, scores), page.read_text())
     if count != 1:

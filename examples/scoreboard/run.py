@@ -42,9 +42,10 @@ READ_ON_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one run. ``poisoned``: products whose cached row is not the primary's after all is quiet, of ``products``.
-    ``selects``: statements that both servers have run meanwhile. ``hit_rate``: as the library tells it, and of
-    another cache the keys that memcached has found of those that it was asked for; None without a cache."""
+    """The result of one run. ``poisoned``: products whose cached row is not the primary's after all is quiet,
+    of ``products``.
+    ``selects``: number of statements that both servers ran. ``hit_rate``: share of hits that the library
+    reports, or that memcached reports for another cache; None without a cache."""
 
     shop: str
     cache: str
@@ -147,7 +148,7 @@ class RunningShop:
 
 @contextmanager
 def running_shop(shop: Shop, pair: Pair, cache: str, folder: Path) -> Iterator[RunningShop]:
-    """The application on a late replica. ``pair``: its database ``shop`` is made anew."""
+    """The application on a late replica. ``pair``: servers whose database ``shop`` is created again."""
     with ExitStack() as stack:
         node = stack.enter_context(Memcached())
         path = write_config(
@@ -182,13 +183,14 @@ def running_shop(shop: Shop, pair: Pair, cache: str, folder: Path) -> Iterator[R
 
 
 def run_shop(shop: Shop, pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> Score:
-    """Run the load until so many rows were read. ``pair``: its database ``shop`` is made anew."""
+    """Run the load until ``reads`` rows were read. ``pair``: servers whose database ``shop`` is created
+    again."""
     with running_shop(shop, pair, cache, folder) as running:
         return score_load(running, reads=reads, seed=seed)
 
 
 def score_load(running: RunningShop, *, reads: int, seed: int) -> Score:
-    """Run the load until so many rows were read, with new workers half way, and judge it."""
+    """Run the load until ``reads`` rows were read, with new workers half way, and judge it."""
     findings, selects, seconds = put_under_load(running, reads, seed, half_way=running.server.restart_workers)
     hit_rate = running.find_hit_rate()
     poisoned = count_poisoned(running)
@@ -278,7 +280,8 @@ def count_selects(pair: Pair) -> int:
 def count_poisoned(running: RunningShop) -> int:
     """Products that a page shows otherwise than the primary has them, now that nothing is written any more.
 
-    Both pages are asked: a cache of queries has a product under each. Of ours the entries in memcached are compared,
+    Both pages are asked: a cache of queries has a product under each. For our cache, the entries in memcached
+    are compared,
     too.
     """
     pair, system = running.pair, running.system
