@@ -134,8 +134,8 @@ class Cache:
         transaction open, the object is read on it, and neither looked up nor stored. ``explain``: return an
         `Explanation` with the value. A failure of the cache never raises. A failure of the database raises
         `SourceUnavailable` or `SourceUnsuitable`, and an error of a loader is passed on, as is one of ``connection``.
-        Where as many reads run as may, and none ends for 5 s, it raises `ConnectionsExhausted`; where the object's
-        ``database_reads_per_second`` are exceeded, and no copy may be served, `Overloaded`.
+        It raises `ConnectionsExhausted` if all connections stay in use for 5 s, and `Overloaded` if the object's
+        ``database_reads_per_second`` are exceeded and no copy may be served.
         """
         lookup = self._find_lookup(object_name, key)
         demand = self._demand(max_staleness_seconds, at_least)
@@ -156,7 +156,7 @@ class Cache:
     ) -> dict[Any, Any]:
         """``{key: object or None}`` for all keys, with one request per node for the hits. A key of several columns is
         a tuple, in key order. The options are those of `get`."""
-        self.lookups.definition(object_name)  # raises for a wrong name even where there are no keys
+        self.lookups.definition(object_name)  # raises for a wrong name even without keys
         if isinstance(keys, (str, bytes, Mapping)):
             raise ConfigError(
                 f"get_many got one {type(keys).__name__} as its keys",
@@ -203,7 +203,7 @@ class Cache:
         return TypedObject(self, self.lookups.entry(object_name).name, model)
 
     def database(self, keyspace: str | None = None) -> Database:
-        """Uncached reads of a keyspace, with event tokens. The name may be left out where there is one keyspace."""
+        """Uncached reads of a keyspace, with event tokens. The name may be left out if there is one keyspace."""
         if keyspace is None and len(self._databases) == 1:
             return next(iter(self._databases.values()))
         if keyspace not in self._databases:
@@ -213,11 +213,11 @@ class Cache:
         return self._databases[keyspace]
 
     def key_columns(self, object_name: str) -> tuple[str, ...]:
-        """The names of the key's columns, in key order. Raises as `open` where no server has told them yet."""
+        """The names of the key's columns, in key order. Raises as `open` if no server has answered yet."""
         return tuple(column.name for column in self.lookups.definition(object_name).builder.columns)
 
     def close(self) -> None:
-        """Close the connections that no read uses just now. The cache can still be used: they are opened again."""
+        """Close the idle connections. The cache can still be used: it opens them again."""
         self._pipeline.close()
         for database in self._databases.values():
             database.close()

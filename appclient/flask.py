@@ -33,7 +33,7 @@ class Freshness:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Open the cache. Raises as `Cache.open`, and `ConfigError` where the application has no secret key."""
+        """Open the cache. Raises as `Cache.open`, and `ConfigError` if the application has no secret key."""
         if not app.secret_key:
             raise ConfigError(
                 "the application has no secret key", hint="set SECRET_KEY: commit tokens are signed"

@@ -36,7 +36,7 @@ def cache_lifespan(
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
     """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end.
 
-    ``in_threads``: a `Cache`, for endpoints that are ordinary functions. ``options``: those of `Cache.open`. An
+    ``in_threads``: a `Cache`, for endpoints that are ordinary functions. ``options``: arguments of `Cache.open`. An
     application with a lifespan of its own enters this one inside, and adds what it yields to its own state.
     """
 
@@ -110,7 +110,7 @@ def request_reads(connection: HTTPConnection) -> AsyncRequestReads:
 
 
 def thread_reads(connection: HTTPConnection) -> RequestReads:
-    """The same where the cache was opened ``in_threads``."""
+    """The same for a cache that was opened ``in_threads``."""
     return _find(connection, RequestReads)
 
 

@@ -29,10 +29,10 @@ class _Reads(Protocol):
 
 
 def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Model]:
-    """A function from a cached value to an instance of ``model``. It raises `FormatError` where the value does not
-    fit. Raises `ConfigError` for a class that nothing can be converted to.
+    """A function from a cached value to an instance of ``model``. It raises `FormatError` if the value does not fit.
+    Raises `ConfigError` for a class that nothing can be converted to.
 
-    Integers and texts are converted to booleans, enumerations and numbers, since MySQL has no type for the former.
+    Integers and texts are converted to booleans, enumerations and numbers, since MySQL has no type for some of these.
     """
     errors: tuple[type[Exception], ...] = (msgspec.ValidationError,)
     if get_origin(model) is list:
@@ -92,7 +92,7 @@ class TypedObject(Generic[Model]):
         at_least: AtLeast = None,
         connection: Any = None,
     ) -> Model | None:
-        """As `Cache.get`; raises `FormatError` where the value does not fit the class."""
+        """As `Cache.get`; raises `FormatError` if the value does not fit the class."""
         value = self._cache.get(
             self.name,
             key,
@@ -110,7 +110,7 @@ class TypedObject(Generic[Model]):
         at_least: AtLeast = None,
         connection: Any = None,
     ) -> dict[Any, Model | None]:
-        """As `Cache.get_many`; raises `FormatError` where a value does not fit the class."""
+        """As `Cache.get_many`; raises `FormatError` if a value does not fit the class."""
         found = self._cache.get_many(
             self.name,
             keys,

@@ -1,9 +1,9 @@
-"""Blocking code on an event loop: it waits for a socket as a coroutine does, and the loop goes on meanwhile.
+"""Blocking code on an event loop: it waits for a socket as a coroutine does, and the loop runs other tasks.
 
-`run_awaiting` runs a function in a greenlet of the task that awaits it. Where the function would wait, it calls
+`run_awaiting` runs a function in a greenlet of the task that awaits it. When the function has to wait, it calls
 `await_`, which hands an awaitable to the task. So the whole library, PyMySQL and redis-py among it, is the same code
-for threads and for tasks: only its sockets are others. Where the task is cancelled, CancelledError is raised where
-the function waits; it closes its connection, as after every other interruption (F46).
+for threads and for tasks: only its sockets are others. If the task is cancelled, the waiting function raises
+CancelledError; it closes its connection, as after every other interruption (F46).
 
 Used by ``appclient.async_cache``.
 """
@@ -215,7 +215,7 @@ async def _gather(functions: Sequence[Callable[[], Result]]) -> list[Result | Fr
 
 
 class LoopNetwork(Network):
-    """Lets the event loop go on meanwhile. Its methods are called by a function of `run_awaiting`."""
+    """Lets the event loop run during a wait. Its methods are called by a function of `run_awaiting`."""
 
     tls_socket = AwaitingTLSSocket
 

@@ -48,7 +48,7 @@ class Breakers:
         self.start_probe()
 
     def start_probe(self) -> None:
-        """Start the thread where there is none. A forked process has none of its parent's threads."""
+        """Start the thread if none runs in this process. A forked process has none of its parent's threads."""
         if self._probing_process == os.getpid():
             return
         with self._starting:

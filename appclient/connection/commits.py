@@ -16,7 +16,7 @@ from freshness.errors import ConfigError, FormatError, SourceUnsuitable
 from freshness.position import Position, empty_position, parse_position
 
 INTERVALS_MAX: Final = 64
-"""Where the commits since the last token have more intervals, the server's whole set is asked for in their place."""
+"""Maximum of intervals since the last token; above it, the server is asked for its whole set."""
 
 _SESSION_STATE_CHANGED: Final = 1 << 14
 _STATE_OF_GTIDS: Final = 3
@@ -29,13 +29,13 @@ _TOLD: Final = "SET SESSION session_track_state_change = OFF, session_track_tran
 COMMITTED_SQL: Final = {
     # The last commit of this session, and with it all before it in its domain.
     "mariadb": "SELECT @@last_gtid",
-    # No statement of MySQL tells the session's own commits: those of all sessions.
+    # MySQL has no statement for the session's own commits, so this reads those of all sessions.
     "mysql": "SELECT @@global.gtid_executed",
 }
 
 
 def find_transaction(connection: Any) -> bool | None:
-    """Whether a transaction is open, as the driver says; None where it does not say (mysqlclient).
+    """Whether a transaction is open, as the driver says; None if it cannot (mysqlclient).
 
     mysql-connector has ``in_transaction``. pymysql keeps the status of the last answer without rows. Without
     autocommit a statement with rows, such as INSERT … RETURNING, may have begun a transaction since then.
@@ -50,11 +50,11 @@ def find_transaction(connection: Any) -> bool | None:
 
 
 def read_committed(connection: Any, flavor: str) -> Position | None:
-    """A position with all that the session has committed; None where it has committed nothing.
+    """A position with all that the session has committed; None if it has committed nothing.
 
     A `GtidConnection` knows it without a statement, of the commits since it was asked last. Otherwise one statement
     asks: on MariaDB for the session's last commit, on MySQL for those of all sessions, which is more. Raises
-    `ConfigError` where a transaction is open. Errors of the driver come out as they are.
+    `ConfigError` if a transaction is open. Errors of the driver come out as they are.
     """
     _require_no_transaction(connection)
     if isinstance(connection, GtidConnection) and flavor == "mysql":
@@ -74,7 +74,7 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
 async def ask_committed(connection: Any, flavor: str) -> str:
     """The GTIDs that the session of asyncmy or aiomysql has committed, for `Database.commit_token_of`.
 
-    Raises `ConfigError` where a transaction is open. Errors of the driver come out as they are.
+    Raises `ConfigError` if a transaction is open. Errors of the driver come out as they are.
     """
     _require_no_transaction(connection)
     async with connection.cursor() as cursor:
@@ -100,7 +100,7 @@ def _require_no_transaction(connection: Any) -> None:
 class GtidConnection(pymysql.Connection):
     """A pymysql connection to MySQL that takes the GTIDs of its commits from the server's answers to them.
 
-    So a commit token costs no statement. Raises `SourceUnsuitable` where the server does not tell them, as MariaDB.
+    So a commit token costs no statement. Raises `SourceUnsuitable` if the server does not send them, as MariaDB.
     """
 
     def __init__(self, *args: Any, client_flag: int = 0, **kwargs: Any) -> None:
@@ -177,7 +177,7 @@ def find_gtids(message: bytes) -> Iterator[str]:
 
 
 def _read_text(data: bytes, at: int) -> tuple[bytes, int]:
-    """A text with its length in front, and where it ends."""
+    """A text with its length in front, and the offset of its end."""
     if at >= len(data):
         raise FormatError(f"an answer of {len(data)} bytes ends within the state of its session")
     size, start = data[at], at + 1

@@ -90,7 +90,7 @@ class OwnDatabase:
 
 
 def require_one_shard(object_name: str, lineages: Sequence[str]) -> None:
-    """Raise `ConfigError` where a key is read from several shards: the connection is one to one of them."""
+    """Raise `ConfigError` if a key is read from several shards: the connection goes to only one."""
     if len(lineages) > 1:
         raise ConfigError(
             f"object {object_name} is read from {len(lineages)} shards, and a transaction is open on one connection",

@@ -67,7 +67,7 @@ def _call_awaiting() -> Callable[..., Any]:
 class OwnPool:
     """``take`` returns a connection of PEP 249 that nobody else uses, and ``give_back`` gets it again.
 
-    ``discard`` gets one whose next answer may be that of a former statement: it must be closed. ``error``: the
+    ``discard`` gets one whose next answer may belong to an earlier statement: it must be closed. ``error``: the
     driver's ``Error`` of PEP 249. ``call`` runs a method of the connection and returns its result. Parameters are
     written ``%s``. ``is_exhausted`` returns whether ``take`` would wait: a read inside another one, whose connection
     nobody else can give back, then has one of this library.
@@ -173,7 +173,7 @@ class BorrowedCursor:
         return self._cursor.description
 
     def execute(self, sql: str, params: Any = None) -> None:
-        # Drivers replace "%%" where there are parameters, and some also where there are none but an empty sequence.
+        # Drivers replace "%%" only if they get parameters; for some, an empty sequence counts.
         self._connection.run(self._cursor.execute, sql, *([params] if params else []))
 
     def fetchall(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Connections that nobody uses just now, for all threads, greenlets or tasks of a process.
+"""Idle connections, for all threads, greenlets or tasks of a process.
 
 A read takes one and owns it until the read ends. Used by ``appclient.reading.reader`` for connections to the nodes
 and by ``appclient.database.servers`` for those to the servers.
@@ -19,7 +19,7 @@ from freshness.network import BLOCKING, Network
 Kept = TypeVar("Kept")
 
 WAIT_SECONDS: Final = 5.0
-"""How long a read waits for another one to end, where all connections are in use."""
+"""Time that a read waits for a connection if all are in use, in seconds."""
 
 _IS_NESTED: Final = ContextVar("is_nested", default=False)
 
@@ -42,8 +42,8 @@ def is_nested() -> bool:
 class Pool(Generic[Kept]):
     """At most ``size`` are in use at a time, but for reads inside others. The one that was used last is taken first.
 
-    ``name``: of a connection, for messages. A forked process has none of its parent's: it must neither speak on them
-    nor close them (F46).
+    ``name``: text for a connection in messages. A forked process neither uses nor closes its parent's connections
+    (F46).
     """
 
     lends_idle = True
@@ -67,7 +67,7 @@ class Pool(Generic[Kept]):
 
     @property
     def in_use(self) -> int:
-        """How many are in use just now."""
+        """Number of connections in use."""
         if self._process != os.getpid():
             return 0
         return self.size - len(self._idle) + len(self._extra)
@@ -75,7 +75,7 @@ class Pool(Generic[Kept]):
     def take(self) -> Kept | None:
         """One that is kept, or None: then the caller opens one. `give_back` must follow in either case.
 
-        Raises `ConnectionsExhausted` where all are in use for `WAIT_SECONDS`.
+        Raises `ConnectionsExhausted` if all are in use for `WAIT_SECONDS`.
         """
         if self._process != os.getpid():
             self._forget()

@@ -32,11 +32,11 @@ TURN_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class QueryExtras:
-    """``event_token``: read before the rows; None where it was not asked for, where the server has none, or where a
-    proxy asked two servers.
+    """``event_token``: read before the rows; None if it was not requested, the server has none, or a proxy asked two
+    servers.
 
-    ``fresher``: True where the rows contain all of the token that was sent; None where that is unknown. ``server``:
-    the server that answered.
+    ``fresher``: True if the rows contain all of the token that was sent; None if that is unknown. ``server``: the
+    server that answered.
     """
 
     event_token: EventToken | None
@@ -61,7 +61,7 @@ class QueryResult:
         sent: EventToken | None,
         is_token_shown: bool,
     ) -> QueryResult:
-        """Rows that a server gave with this token. ``sent``: what the caller compares it with."""
+        """Rows that a server gave with this token. ``sent``: the token that the caller compares it with."""
         fresher = True if sent is not None and token is not None and covers(token, sent) else None
         server = f"{address.host}:{address.port}"
         return cls(rows, QueryExtras(token if is_token_shown else None, fresher, server))
@@ -107,7 +107,7 @@ class LoaderConnection:
         """The error of our server or connection that the last failed query raised. Every other one is the
         loader's own, whatever its class."""
         self.is_in_step = True
-        """Whether every statement has had its whole answer. Else the next answer may be that of a former one."""
+        """Whether every statement has had its whole answer. Else the next answer may belong to an earlier one."""
         self.is_reusable = True
         """Whether no statement has left a user variable or a lock in the session."""
 
@@ -117,7 +117,7 @@ class LoaderConnection:
         return cls(*(connection for part in parts for connection in part._connections), network=network)
 
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
-        """All rows of one SELECT; where it runs on several shards, the rows of all, shard by shard.
+        """All rows of one SELECT; on several shards, the rows of all, shard by shard.
 
         Raises `SourceUnsuitable` for a statement that does not only read, `ConfigError` after the loader's end or
         an interruption.
@@ -184,7 +184,7 @@ class LoaderConnection:
             self.is_in_step = False
 
     def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:
-        """The only row, None where there is none. More than one raises `ValueError`."""
+        """The only row, or None. More than one raises `ValueError`."""
         rows = self.query(sql, params)
         if len(rows) > 1:
             raise ValueError(f"{len(rows)} rows where at most one was expected: {sql}")

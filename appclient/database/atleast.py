@@ -1,6 +1,6 @@
 """Reads that must have certain commits: which server is known to show them (I9, docs/read-your-writes.md).
 
-A replica is asked for its own token, which is read anyway. Where that lacks a commit, the replica may wait a moment;
+A replica is asked for its own token, which is read anyway. If that lacks a commit, the replica may wait a moment;
 then the primary is read. It shows each commit that has returned. Used by the database and its shards.
 """
 
@@ -62,8 +62,8 @@ def is_enclosed() -> bool:
 
 
 def _join(lineage: str, asked: Sequence[EventToken]) -> EventToken:
-    """The commits of all. Where one is of another lineage, it alone: the primary is read, which has all that is left.
-    So it is with one of a former epoch."""
+    """The union of the commits. A token of another lineage or an older epoch is returned alone: the read then goes
+    to the primary, which has all that is left."""
     joined = asked[0]
     for each in asked[1:]:
         if each.lineage != lineage or joined.lineage != lineage:
@@ -90,7 +90,7 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
     """The commits that are asked of each lineage that serves, by the caller and by the value around this read.
 
     A token of a lineage that does not serve, or not any more, is asked of all lineages that can have its rows now:
-    those of its keyspace, or of all where nobody knows it. Nothing compares with it, so the primaries are read.
+    those of its keyspace, or of all if it is unknown. Nothing compares with it, so the primaries are read.
     Raises `FormatError` for a text that does not parse, `ConfigError` for anything but a commit token.
     """
     enclosing = _ENCLOSING.get()
@@ -117,7 +117,7 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
 
 
 def is_of_the_past(asked: EventToken, shown: EventToken) -> bool:
-    """Whether the commits belong to another history than the server's present one: a former epoch, topology or
+    """Whether the commits belong to another history than the server's present one: an older epoch, topology or
     flavor. The primary has all that is left of it."""
     return (
         asked.lineage != shown.lineage

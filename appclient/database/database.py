@@ -61,7 +61,7 @@ class Database:
     ) -> QueryResult:
         """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
 
-        ``shard``: the name of the shard; it may be left out where there is one. ``at_least``: the rows have these
+        ``shard``: the name of the shard; it may be left out if there is one. ``at_least``: the rows have these
         commits, see `commit_token`; the read goes to a replica that has them, or to the primary.
 
         Raises `SourceUnavailable` when no server answers or none shows the commits, its `QueryTimedOut` when the
@@ -80,14 +80,14 @@ class Database:
         )
 
     def commit_token(self, connection: Any, *, shard: str | None = None) -> CommitToken | None:
-        """The commits of the application's own connection, for ``at_least``; None where it has committed nothing.
+        """The commits of the application's own connection, for ``at_least``; None if it has committed nothing.
 
-        ``connection``: to the primary, of any driver of PEP 249, without an open transaction. ``shard``: the one that
-        the connection writes to; it may be left out where there is one. A `GtidConnection` is asked without a
+        ``connection``: to the primary, of any driver of PEP 249, without an open transaction. ``shard``: the shard
+        that the connection writes to; it may be left out if there is one. A `GtidConnection` is asked without a
         statement, any other one with one; the epoch is read on a connection of this library, at most once a second.
 
-        Raises `ConfigError` where a transaction is open and behind vtgate, which tells no commit, `SourceUnavailable`
-        and `SourceUnsuitable` where no server tells the epoch. Errors of the connection come out as they are.
+        Raises `ConfigError` if a transaction is open and behind vtgate, which reports no commit, `SourceUnavailable`
+        and `SourceUnsuitable` if no server returns the epoch. Errors of the connection come out as they are.
         """
         database = self.find_shard(shard)
         if self.keyspace.flavor == "vitess":
@@ -100,10 +100,10 @@ class Database:
         return None if position is None else CommitToken.of([database.make_token(epoch, position)])
 
     def commit_token_of(self, gtids: str, *, shard: str | None = None) -> CommitToken | None:
-        """The same where the application itself asked its connection after the commit, as an asynchronous driver
-        demands: for ``@@last_gtid`` (MariaDB) or ``@@global.gtid_executed`` (MySQL).
+        """The same for ``gtids`` that the application read after its commit, as an asynchronous driver demands:
+        ``@@last_gtid`` (MariaDB) or ``@@global.gtid_executed`` (MySQL).
 
-        Raises `FormatError` for another text, and as `commit_token` where no server tells the epoch.
+        Raises `FormatError` for another text, and as `commit_token` if no server returns the epoch.
         """
         database = self.find_shard(shard)
         position = parse_position(self.keyspace.gtid_flavor, gtids)
@@ -114,7 +114,7 @@ class Database:
         )
 
     def find_shard(self, name: str | None) -> ShardDatabase:
-        """The serving shard of that name; the only one where none is named."""
+        """The serving shard of that name; without a name, the only one."""
         serving = self.keyspace.serving_shards
         found = [each for each in serving if name == each.name or (name is None and len(serving) == 1)]
         if not found:
@@ -131,8 +131,7 @@ class Database:
     ) -> tuple[Result, list[EventToken | None]]:
         """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
 
-        ``at_least``: by lineage, commits that the snapshot has. Raises `SourceUnavailable` where no server shows
-        them.
+        ``at_least``: commits that the snapshot has, by lineage. Raises `SourceUnavailable` if no server shows them.
         """
         if len(lineages) == 1:
             result, token = self.shards[lineages[0]].snapshot(load, at_least.get(lineages[0]))
@@ -172,7 +171,7 @@ class Database:
         at_least: Mapping[str, EventToken],
         begun: tuple[LoaderConnection, ...],
     ) -> tuple[Result, list[EventToken | None]]:
-        """The same where the server is asked its name after ``load``, too: one shard's read inside another's."""
+        """The same, and asks the server for its name after ``load``, too: one shard's read inside another's."""
         first, *others = lineages
 
         def inside(connection: LoaderConnection) -> tuple[Result | LoaderError, list[EventToken | None]]:
@@ -202,6 +201,6 @@ class Database:
         return parsed
 
     def close(self) -> None:
-        """Close the connections that no read uses just now. The next read opens them again."""
+        """Close the idle connections. The next read opens them again."""
         for shard in self.shards.values():
             shard.close()

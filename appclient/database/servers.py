@@ -47,10 +47,11 @@ IS_LAST: Final = ContextVar("is_last", default=False)
 class ServerAccess:
     """How a process reaches servers.
 
-    ``timeout_seconds``: of a statement. ``wait_seconds``: the time that a replica may take to show a commit.
-    ``connections_max``: to each server. ``network``: how reads wait. ``open_connection``: in the place of `connect`.
-    ``own_pools``: the application's, by host and port. ``zone``: this process's own, "" for none. ``observer``: is
-    told of the reads of each server.
+    ``timeout_seconds``: limit of a statement. ``wait_seconds``: limit of the wait until a replica shows a commit.
+    ``connections_max``: maximum of connections to each server. ``network``: how reads wait. ``open_connection``: in
+    the place of `connect`.
+    ``own_pools``: pools of the application, by host and port. ``zone``: zone of this process, "" for none.
+    ``observer``: receiver of the reads of each server.
     """
 
     timeout_seconds: float = 5.0
@@ -218,6 +219,6 @@ class ShardServers:
         ]
 
     def close(self) -> None:
-        """Close the connections that no read uses just now. The next read opens them again."""
+        """Close the idle connections. The next read opens them again."""
         for pool in self._pools.values():
             pool.close()

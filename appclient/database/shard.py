@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 EPOCH_SECONDS: Final = 1.0
-"""How long an epoch is taken for the present one where a commit token is made."""
+"""Time that commit tokens reuse an epoch, in seconds."""
 
 _NO_SUCH_TABLE: Final = 1146
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -133,7 +133,7 @@ class ShardDatabase(ShardServers):
             opened = LoaderConnection(connection, network=self._access.network)
             with enclosed_by(self.lineage, snapshot.token, at_least):
                 loaded = run_loader(load, opened)
-            # Where the loader caught an interruption, nobody may read what is still under way.
+            # If the loader caught an interruption, an answer may still be under way: nobody may read it.
             token = self._end(snapshot, opened)
             if token is None and at_least is not None and not isinstance(loaded, LoaderError):
                 raise behind(address)
@@ -151,8 +151,7 @@ class ShardDatabase(ShardServers):
         )
 
     def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
-        """The token, None where a proxy asked two servers. ``opened``: the loader's view, None after an
-        interruption."""
+        """The token, None if a proxy asked two servers. ``opened``: the loader's view, None after an interruption."""
         try:
             token = self._end(snapshot, opened)
         except BaseException:
@@ -214,7 +213,7 @@ class ShardDatabase(ShardServers):
         the rows have.
 
         ``table``, ``condition`` and ``order``, which follows it, are SQL. The table has a primary key. One statement
-        returns the server's name and the rows, and has an answer where there are none.
+        returns the server's name and the rows, and has an answer even without rows.
         """
 
         def read(connection: Connection, address: ServerAddress) -> tuple[list[Row], EventToken | None]:
@@ -222,14 +221,14 @@ class ShardDatabase(ShardServers):
             question, name = self._new_question()
             one = f"(SELECT 1 AS {question}) AS {question}"
             if order:
-                # Inside, where an index can give the first rows; a join would read and sort all of them.
+                # Inside, an index can give the first rows; a join would read and sort all of them.
                 its = f"(SELECT * FROM {table} WHERE {condition}{order}) AS {table} ON TRUE{order}"
             else:
                 its = f"{table} ON {condition}"
             sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
             with answered_in_time():
                 names, answers = self._ask(connection, question, sql, params)
-            # A primary key is never NULL: all are, where there is no row.
+            # Without a row, all is NULL; a primary key never is otherwise.
             rows = [
                 dict(zip(names[1:], row[1:], strict=True))
                 for row in answers
@@ -247,7 +246,7 @@ class ShardDatabase(ShardServers):
     def _read_start(
         self, connection: Connection, address: ServerAddress, asked: EventToken | None
     ) -> tuple[EventToken | None, str]:
-        """As `read_token`, of a server that shows the commits of ``asked``. Raises `Behind` where none is known to.
+        """As `read_token`, of a server that shows the commits of ``asked``. Raises `Behind` if no server is known to.
 
         The last replica before the primary waits for them. On the primary they may be of the past.
         """
@@ -289,10 +288,10 @@ class ShardDatabase(ShardServers):
         return asked_server == server and parse_committed(text).contains(asked.position)
 
     def find_epoch(self) -> int:
-        """The epoch of the shard's history, as of a second ago or later. A former one is safe: such a commit token is
-        of the past, and reads with it go to the primary.
+        """The epoch of the shard's history, as of a second ago or later. An older epoch is safe: reads with such a
+        commit token go to the primary.
 
-        Raises `SourceUnavailable`, and `SourceUnsuitable` where no invalidator has prepared the shard.
+        Raises `SourceUnavailable`, and `SourceUnsuitable` if no invalidator has prepared the shard.
         """
         known, now = self._epoch, self._access.clock()
         if known is not None and 0 <= now - known[1] < EPOCH_SECONDS:
@@ -321,8 +320,8 @@ class ShardDatabase(ShardServers):
         return EventToken(self.lineage, self._shard.name, epoch, 0, position)
 
     def read_token(self, connection: Connection) -> tuple[EventToken | None, str]:
-        """A token whose position the server shows from now on, and the server's name. No token where no invalidator
-        has prepared the server yet."""
+        """A token whose position the server shows from now on, and the server's name. No token if no invalidator has
+        prepared the server yet."""
         question, name = self._new_question()
         try:
             _, answers = self._ask(connection, question, token_sql(self._flavor, name))
@@ -348,7 +347,7 @@ class ShardDatabase(ShardServers):
     def _ask(
         self, connection: Connection, question: str, sql: str, params: Sequence[Any] = ()
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The names of the columns and the rows. Raises `SourceUnavailable` where they are another question's."""
+        """The names of the columns and the rows. Raises `SourceUnavailable` if they answer another question."""
         with connection.cursor() as cursor:
             cursor.execute(sql, params or None)
             rows = list(cursor.fetchall())

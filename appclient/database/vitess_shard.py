@@ -52,7 +52,7 @@ class VitessShardDatabase(ShardDatabase):
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one transaction on one tablet, with the token that was read before it.
 
-        The token is None where vtgate changed the tablet. Where the tablet is not known to show ``at_least``,
+        The token is None if vtgate changed the tablet. If the tablet is not known to show ``at_least``,
         ``load`` runs again on the primary tablet.
         """
 

@@ -84,7 +84,7 @@ def take_all(session: Session) -> None:
 
 
 def write_session(response: HttpResponse, session: Session) -> HttpResponse:
-    """Set the cookie where the request has committed, and ``Vary`` where it has read by it."""
+    """Set the cookie if the request has committed, and ``Vary`` if it has read by it."""
     if session.is_asked:
         patch_vary_headers(response, ("Cookie",))
     token = session.find_token()

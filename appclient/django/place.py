@@ -1,6 +1,6 @@
 """Which database of DATABASES is which server of ``freshness.toml``: by host, port and name.
 
-A test's database has another name than the one that is cached, so it is no such server, and the cache stands aside.
+A test's database has another name than the one that is cached, so it does not match, and the cache stands aside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DatabasePlace: TypeAlias = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class DatabaseRole:
-    """A server of the configuration. ``flavor``: of its GTIDs."""
+    """A server of the configuration. ``flavor``: flavor of its GTIDs."""
 
     keyspace: str
     shard: str
@@ -39,7 +39,7 @@ class DjangoDatabases:
 
 
 def place_of(database: Mapping[str, Any]) -> DatabasePlace:
-    """Raises `ConfigError` for a port that is no number."""
+    """Raises `ConfigError` for a port that is not a number."""
     host, port = str(database.get("HOST") or "localhost"), database.get("PORT") or 3306
     try:
         number = int(port)
@@ -49,7 +49,7 @@ def place_of(database: Mapping[str, Any]) -> DatabasePlace:
 
 
 def find_places(config: Config, databases: Mapping[str, Mapping[str, Any]]) -> DjangoDatabases:
-    """Raises `ConfigError` where no database is such a server, and where a keyspace has a vtgate."""
+    """Raises `ConfigError` if no database is such a server, or a keyspace has a vtgate."""
     servers: dict[DatabasePlace, DatabaseRole] = {}
     for keyspace in config.keyspaces.values():
         for shard in keyspace.serving_shards:

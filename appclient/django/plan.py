@@ -153,8 +153,8 @@ class InstancePlan:
         self._right: set[tuple[type, ...]] = set()
 
     def make(self, row: Mapping[str, Any], alias: str, fetch_mode: Any) -> Any:
-        """The instance, as read from the database ``alias``; None where the ORM is to read the row. ``fetch_mode``:
-        that of the query, or None before Django 6.1."""
+        """The instance, as read from the database ``alias``; None if the ORM must read the row. ``fetch_mode``: mode
+        of the query, or None before Django 6.1."""
         try:
             values = list(self._take(row))
         except KeyError:

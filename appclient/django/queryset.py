@@ -104,7 +104,7 @@ class CachedQuerySet(QuerySet):
         )
 
     def _find_cached(self, keys: Sequence[Any]) -> dict[Any, Any] | str:
-        """By key, the instance or None; or the database where the ORM is to read: that of the transaction which has
+        """By key, the instance or None; or the database that the ORM must read: that of the transaction which has
         written, as no other one shows its rows."""
         app, alias = get_app(), str(self.db)
         connection = connections[alias]
@@ -143,7 +143,7 @@ class CachedQuerySet(QuerySet):
 
 
 def _spell(subject: ModelObject, key: Any, connection: Any) -> Any:
-    """The key as the statement would have it; None where only the ORM knows."""
+    """The key as the statement would have it; None if only the ORM knows it."""
     if type(key) not in _KEY_TYPES:
         return None
     field = subject.key

@@ -38,7 +38,7 @@ _ALL_COMMITTED: Final = {
     "mariadb": "SELECT @@global.gtid_current_pos",
     "mysql": "SELECT @@global.gtid_executed",
 }
-"""Where the session that has committed is gone: the commits of all sessions."""
+"""Statements for the commits of all sessions, if the session that has committed is gone."""
 
 
 def may_write(sql: str, *, in_transaction: bool) -> bool:
@@ -72,8 +72,8 @@ class Session:
         return self.token
 
     def add(self, token: CommitToken, seconds: float) -> None:
-        former = self.find_token()
-        self.token = token if former is None else former.union(token)
+        previous = self.find_token()
+        self.token = token if previous is None else previous.union(token)
         self.until = time.monotonic() + seconds
         self.is_new = True
 
@@ -99,11 +99,11 @@ def forget() -> None:
 @contextmanager
 def serving(session: Session) -> Iterator[None]:
     """The session of a request, for as long as it is served."""
-    former = _session.set(session)
+    previous = _session.set(session)
     try:
         yield
     finally:
-        _session.reset(former)
+        _session.reset(previous)
 
 
 # -- what was written on a connection -----------------------------------------------------------------------
@@ -111,9 +111,9 @@ def serving(session: Session) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Writes:
-    """On one of Django's connections. ``block``: the outermost atomic block of the last write; None outside of any.
-    ``raw``: the driver's connection that wrote. ``has_begun``: by a statement that Django does not see. ``changed``:
-    the driver's connection whose session was changed; ``isolation``: that of the one beside it."""
+    """State of one of Django's connections. ``block``: outermost atomic block of the last write, or None.
+    ``raw``: the driver's connection that wrote. ``has_begun``: whether a statement that Django does not see began
+    it. ``changed``: the driver's connection whose session was changed; ``isolation``: level of the one beside it."""
 
     block: Any = None
     raw: Any = None

@@ -80,18 +80,18 @@ class Copies:
         return read
 
     def note(self, lookup: Lookup, read: Read, asked_at: float) -> None:
-        """Copy a hit; forget the copy of a key that was no hit any more. ``asked_at``: a moment before the node was
+        """Copy a hit; forget the copy of a key that is no longer a hit. ``asked_at``: a moment before the node was
         asked."""
         if self._process != os.getpid():
             self._forget()
         key = (lookup.item, lookup.identity)
         with self._changing:
-            former = self._copies.get(key)
-            if former is not None:
-                if former.asked_at > asked_at:
+            previous = self._copies.get(key)
+            if previous is not None:
+                if previous.asked_at > asked_at:
                     return  # a later read was faster
                 del self._copies[key]
-                self._bytes -= former.size
+                self._bytes -= previous.size
             if read.outcome is ReadOutcome.HIT:
                 size = COPY_BYTES + len(read.payload or b"")
                 self._copies[key] = _Copy(read.payload, asked_at, size)

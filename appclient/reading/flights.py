@@ -24,12 +24,12 @@ from freshness.position.token import EventToken
 Key = tuple[bytes, bytes]
 
 WAIT_SECONDS: Final = 5.0
-"""How long a load of another reader is waited for. After that a reader loads by itself."""
+"""Time that a reader waits for the load of another one, in seconds; then it loads the value."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One load of one key, and its end: a value, an error, or neither where its reader was interrupted."""
+    """One load of one key, and its end: a value, an error, or neither if its reader was interrupted."""
 
     gate: Gate
     followers: int = 0
@@ -63,7 +63,7 @@ class Flights:
     def __init__(
         self, load: Load, network: Network, tell_shared: Callable[[Lookup], None] | None = None
     ) -> None:
-        """``tell_shared`` is told of each lookup that was answered by another reader's load."""
+        """``tell_shared``: callback for each lookup that another reader's load answered."""
         self._load, self._network, self._tell_shared = load, network, tell_shared
         self._forget()
 

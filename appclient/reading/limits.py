@@ -1,7 +1,7 @@
-"""At most so many reads of the database in a second, for each object and process (F40).
+"""Limits the reads of the database in a second, for each object and process (F40).
 
 It protects a database where many keys are filled again at once: after a statement that changed a whole table, and
-where a node has lapsed. Used by ``appclient.reading.pipeline``.
+after a node has lapsed. Used by ``appclient.reading.pipeline``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RateLimit:
         """When the next permit is due. It lies in the future while more are taken than the rate allows."""
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` reads are permitted. Raises `Overloaded` where that takes too long."""
+        """Wait until ``count`` reads are permitted. Raises `Overloaded` if that takes too long."""
         with self._taking:
             now = self._clock()
             due = max(self._due, now - BURST_SECONDS)

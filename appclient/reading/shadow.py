@@ -1,8 +1,8 @@
 """Shadow reads: a share of the hits is served from the database, and the hit is compared beside it.
 
 So an application can run with the cache before it relies on it. A shadow read fills nothing and invalidates nothing.
-A difference alone is no fault: the replica or the invalidation may lag. It is one only where each side is known to
-have all that the other has. Then the database was read again at the primary's head of after the hit, and the entry,
+A difference alone is not a fault: the replica or the invalidation may lag. It is one only if each side is known to
+have all that the other has. Then the database was read again at the primary's head after the hit, and the entry,
 unchanged, is live on a node that has acknowledged the primary's head of after that read (I1). Put in by
 ``appclient.cache``.
 """
@@ -37,9 +37,9 @@ log = logging.getLogger("appclient.shadow")  # applications know this name: docs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowReads:
-    """``share``: of the hits. ``load``: reads the database as a miss does. ``find_heads``: of the primaries of a
-    lookup, by lineage. ``look``: the node's records and behind them the item of a lookup, None where there is none.
-    ``ring``: of the nodes. ``tell``: is called with each result."""
+    """``share``: share of the hits. ``load``: reads the database as a miss does. ``find_heads``: reads the heads of
+    a lookup's primaries, by lineage. ``look``: the node's records and behind them the item of a lookup, or None.
+    ``ring``: hash of the node names. ``tell``: callback for each result."""
 
     share: float
     load: Load
@@ -117,7 +117,7 @@ class ShadowReads:
     def _find_live(
         self, lookup: Lookup, view: NodeView, data: bytes | None
     ) -> tuple[bytes, bytes | None, bool] | None:
-        """The item, its value, and whether that is in parts; None where it would be no hit."""
+        """The item, its value, and whether that is in parts; None if it would not be a hit."""
         if not data or view.find_refusal(lookup.policy, self.ring) is not None:
             return None
         refusal, value = view.judge(lookup.policy, lookup.identity, data)

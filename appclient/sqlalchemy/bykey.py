@@ -35,7 +35,7 @@ class ByKey:
     is_many: bool
 
     def keys(self, context: Any, parameters: Mapping[str, Any], columns: tuple[str, ...]) -> list[Any]:
-        """The keys that one execution asks for. ``columns``: those of the key, in its order."""
+        """The keys that one execution asks for. ``columns``: columns of the key, in its order."""
         names = [self.parameters[column] for column in columns]
         if self.is_many:
             return [parameters[each] for each in context._expanded_parameters[names[0]]]
@@ -56,7 +56,7 @@ def may_be_by_key(statement: Any, columns: Container[tuple[Any, str]]) -> bool:
 
 
 def find_by_key(compiled: Any) -> ByKey | None:
-    """None where the statement is another one."""
+    """The read by key; None for any other statement."""
     statement = getattr(compiled.compile_state, "statement", compiled.statement)
     text = _BY_KEY.fullmatch(compiled.string)
     if text is None or not isinstance(statement, Select):

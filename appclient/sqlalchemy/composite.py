@@ -1,8 +1,8 @@
 """A composite object by a SELECT with relationships: its entry has the rows of each statement that SQLAlchemy sent.
 
 On a miss the SELECT runs in a session of its own, on the loader's snapshot. On a hit it runs in the application's
-session, and its statements are answered from the entry; one that is not in it goes to the database, for example
-where the session has some of the instances already. Used by ``appclient.sqlalchemy.reads``.
+session, and its statements are answered from the entry; one that is not in it goes to the database, for example if
+the session already has some of the instances. Used by ``appclient.sqlalchemy.reads``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from freshness.errors import FormatError, SourceUnsuitable
 from freshness.values.codec import encode_value
 
 FindAnswer = Callable[[Session, str, tuple[Any, ...], Select[Any]], tuple[ReplayEngine, Answer] | None]
-"""Where the statements of a composite are answered from its entry, by its name and key; None: by the database."""
+"""Returns the answers from a composite's entry, by its name and key, or None to use the database."""
 
 _ANSWER: Final = "freshness_recording"
 DIGEST_BYTES: Final = 16
@@ -49,8 +49,7 @@ class CachedSelect:
         event.listen(self._sessions, "do_orm_execute", self._record)
 
     def get(self, session: Session, *key: Any) -> Any:
-        """The only instance, None where there is none. With an ``AsyncSession``: ``await session.run_sync(x.get,
-        key)``.
+        """The only instance, or None. With an ``AsyncSession``: ``await session.run_sync(x.get, key)``.
 
         Raises ``MultipleResultsFound`` for several.
         """

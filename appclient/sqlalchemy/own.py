@@ -1,6 +1,6 @@
 """The writes of a session: until its commit the cache stands aside, and after it a token has the commits.
 
-Writes are seen where an engine sends statements, so a flush, a bulk operation and text are all seen. In doubt
+Writes are seen when an engine sends statements, so a flush, a bulk operation and text are all seen. In doubt
 a statement is a write. Used by ``appclient.sqlalchemy``.
 """
 
@@ -39,8 +39,8 @@ def is_read(sql: str) -> bool:
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """``connections``: those of its present transaction. ``is_blind``: it has commits that no token has, and
-    reads the database from now on. ``answer``: of the statements of a composite that is being read."""
+    """``connections``: connections of its transaction. ``is_blind``: True once it has commits that no token has; it
+    then reads only the database. ``answer``: answer to the statements of the composite that it reads."""
 
     connections: list[Connection] = field(default_factory=list)
     token: CommitToken | None = None

@@ -85,7 +85,7 @@ class _Site:
     session: _EngineSession | None = None
     is_zone_logged: bool = False
     plans: WeakKeyDictionary[Any, _Plan | None] = field(default_factory=WeakKeyDictionary)
-    """By compiled statement; None where it reads no object."""
+    """The plan by compiled statement; None if it reads no object."""
 
 
 class CachedReads:
@@ -97,7 +97,7 @@ class CachedReads:
     as "host:port", of each engine whose URL does not name it, such as that of a proxy.
 
     A session that has unflushed changes, or has written, reads the database until its commit; after it, its
-    reads have its commits. Raises `ConfigError` where the cache and the sessions do not fit.
+    reads have its commits. Raises `ConfigError` if the cache and the sessions do not fit.
     """
 
     def __init__(
@@ -152,8 +152,7 @@ class CachedReads:
         """Decorator: the function makes the SELECT, with loader options for its relationships, from which a
         composite object is built by its key. It reads only what a loader may read, see `Cache.loader`.
 
-        Raises `ConfigError` for an object that is no composite, and where the sessions have no engine as their
-        bind.
+        Raises `ConfigError` for an object that is not a composite, or if the sessions are not bound to an engine.
         """
         site = None if self._engine is None else self._site(self._engine)
         if site is None:
@@ -169,7 +168,7 @@ class CachedReads:
     def commit_token(self, session: Session | AsyncSession | scoped_session[Any]) -> CommitToken | None:
         """The commits of the session and those that were asked of it; None for neither.
 
-        Raises `SourceUnavailable` where the session has commits that no token has.
+        Raises `SourceUnavailable` if the session has commits that no token has.
         """
         state = SessionState.of(_session(session))
         if state.is_blind:
@@ -190,8 +189,8 @@ class CachedReads:
         self._writes.begin(SessionState.of(session), connection)
 
     def _end(self, session: Session) -> None:
-        """A rollback is asked as well: a statement may have committed by itself, and a commit that failed may
-        not have."""
+        """A rollback is asked as well: a statement may have committed implicitly, and a failed commit may not
+        have."""
         state = SessionState.of(session)
         for connection in self._writes.take_ended(state):
             try:
@@ -204,7 +203,7 @@ class CachedReads:
         if transaction.parent is None:
             state = SessionState.of(session)
             if any(True for _ in self._writes.take_ended(state)):
-                state.is_blind = True  # closed with writes, of which some may have committed by themselves
+                state.is_blind = True  # closed with writes, of which some may have committed implicitly
             state.connections.clear()
 
     def _committed(self, connection: Connection) -> CommitToken | None:
@@ -242,7 +241,7 @@ class CachedReads:
     def _find_answer(
         self, session: Session, object_name: str, key: tuple[Any, ...], statement: Select[Any]
     ) -> tuple[ReplayEngine, Answer] | None:
-        """Where the statements of a composite are answered from its entry."""
+        """The answers to the statements of a composite from its entry, or None."""
         site = self._find_serving(session, SessionState.of(session), {"clause": statement})
         if site is None:
             return None
@@ -253,7 +252,7 @@ class CachedReads:
         return site.replay, answer_from(rows, lambda context: self.check_zone(site, context))
 
     def _find_serving(self, session: Session, state: SessionState, bind_arguments: Any) -> _Site | None:
-        """The server that the cache stands in for; None where the session has changes, or has written in its
+        """The server that the cache stands in for; None if the session has changes, or has written in its
         transaction."""
         if state.is_blind or session._new or session._deleted or session.identity_map._modified:
             return None
@@ -307,8 +306,8 @@ class CachedReads:
         )
 
     def fetch(self, session: Session, object_name: str, key: Any, *, is_many: bool = False) -> Any:
-        """As `Cache.get` or `Cache.get_many`, with the commits of the session. Raises `StandAside` where the
-        cache does not answer; with commits that no server has, what the cache raises, and `Overloaded`."""
+        """As `Cache.get` or `Cache.get_many`, with the commits of the session. Raises `StandAside` if the cache does
+        not answer; with commits that no server has, the cache's error, and `Overloaded`."""
         token = SessionState.of(session).token
         get: Any = self.cache.get_many if is_many else self.cache.get
         try:
@@ -322,7 +321,7 @@ class CachedReads:
             raise StandAside from error
 
     def check_zone(self, site: _Site, context: Any) -> None:
-        """Raise `StandAside` where a TIMESTAMP would not be in the time zone of the application's own sessions."""
+        """Raise `StandAside` if a TIMESTAMP would not be in the time zone of the application's own sessions."""
         name = site.keyspace.name
         if name not in self._timestamps:
             database = self.cache.database(name)
@@ -454,7 +453,7 @@ def _find_maker(sessions: Any, *, is_async: bool) -> Any:
 
 
 def _listen_target(maker: Any) -> Any:
-    """Where the events of these sessions, and of no others, are heard."""
+    """The target for listeners of the events of these sessions alone."""
     if isinstance(maker, sessionmaker):
         return maker
     base = maker.kw.get("sync_session_class") or maker.class_.sync_session_class

@@ -2,7 +2,7 @@
 
 Its dialect is that of PyMySQL, since cached rows are as PyMySQL reads them. So enumerations, JSON, decorated
 types and the rest of the mapping are applied by SQLAlchemy itself, and instances are those of its own SELECT.
-An `Answer` is asked at the place where a driver would send the statement. Used by ``appclient.sqlalchemy``.
+An `Answer` is asked instead of sending the statement. Used by ``appclient.sqlalchemy``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ReplayEngine(Engine):
 
     _has_events = False
     idle: deque[Connection]
-    """Connections that no statement uses just now."""
+    """Idle connections."""
 
 
 def open_replay(engine: Engine) -> ReplayEngine:
@@ -104,7 +104,7 @@ def open_replay(engine: Engine) -> ReplayEngine:
 
 
 def replayed(orm: ORMExecuteState, replay: ReplayEngine, answer: Answer) -> Any:
-    """The result of a statement whose rows are those of ``answer``; None where that stands aside."""
+    """The result of a statement with the rows of ``answer``; None if that stands aside."""
     options = orm.execution_options.union({ANSWER: answer})
     parameters: Any = orm.parameters or {}
     kind: Any = orm._compile_state_cls

@@ -1,6 +1,6 @@
-"""The work of a cache as metrics and traces are told of it: their role, and where they are put in.
+"""The role of metrics and traces, which observe the work of a cache.
 
-Without telemetry nothing here runs. An observer is told keys, and none may leave the process unless the application
+Without telemetry nothing here runs. An observer sees keys, and none may leave the process unless the application
 asks for it. An observer never decides anything. Implemented by ``appclient.telemetry.prometheus`` and
 ``appclient.telemetry.opentelemetry``; put in by ``appclient.reading.pipeline``.
 """
@@ -43,7 +43,7 @@ Load = Callable[[Sequence[Lookup], Mapping[str, EventToken]], list[Loaded]]
 class Vitals:
     """The present state of a cache, to be looked at at any time.
 
-    ``breakers``: by node, whether its breaker is open. ``pools``: of connections, each with its name: "nodes", or the
+    ``breakers``: by node, whether its breaker is open. ``pools``: pools of connections by name: "nodes", or the
     "host:port" of a server.
     """
 
@@ -87,7 +87,7 @@ class Living:
 
 
 class Observer:
-    """It is told by one cache what it does, in the thread of the read, and has to return soon.
+    """Called by one cache for each step, in the thread of the read; methods have to return soon.
 
     Each method does nothing here. The answer of ``begin_…`` is handed to the ``end_…`` or ``fail_…`` that follows.
     """
@@ -117,7 +117,7 @@ class Observer:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""
 
     def drop_history(self, count: int) -> None:
-        """So many actions are missing in the recorded history."""
+        """``count`` actions are missing in the recorded history."""
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         """A function to call with the seconds that each answer of the node took."""
@@ -141,7 +141,7 @@ def _ignore(_: float) -> None:
 
 
 class Telemetry(Protocol):
-    """Where the observers of caches come from. One may serve several caches."""
+    """A factory of observers. One may serve several caches."""
 
     def observe(self, vitals: Vitals) -> Observer:
         """The observer of one cache, which holds ``vitals`` as long as it lives."""
@@ -151,7 +151,7 @@ TelemetryOption: TypeAlias = "Telemetry | Sequence[Telemetry] | None"
 
 
 def find_observer(telemetry: TelemetryOption, vitals: Vitals) -> Observer | None:
-    """One for all of ``telemetry``; None where there is none."""
+    """One observer for all of ``telemetry``, or None."""
     several = [] if telemetry is None else telemetry if isinstance(telemetry, Sequence) else [telemetry]
     observers = [each.observe(vitals) for each in several]
     if len(observers) < 2:
@@ -160,7 +160,7 @@ def find_observer(telemetry: TelemetryOption, vitals: Vitals) -> Observer | None
 
 
 class Observers(Observer):
-    """Tells each of several, and ends in the reverse order: spans are nested."""
+    """Calls each of several, and ends in the reverse order: spans are nested."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         its = {
@@ -187,7 +187,8 @@ def _end_all(calls: Sequence[Callable[..., Any]], begun: Sequence[Any], *argumen
 
 
 def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer:
-    """``answer``, with the observer told. The values of hits are decoded, so that their true outcome is told."""
+    """``answer``, with its reads reported to the observer. It decodes the values of hits, so that it reports their
+    true outcome."""
     begin, end = observer.begin_read, observer.end_read
 
     def observed(lookups: Sequence[Lookup], demand: Demand, connection: Any) -> list[Read]:

@@ -38,7 +38,7 @@ Attributes = dict[str, Any]
 
 @dataclass(slots=True)
 class _Begun:
-    """A span that is the current one, until it ends. ``parent``: of a load, the span of its read."""
+    """A span that is the current one, until it ends. ``parent``: span of the read that a load belongs to."""
 
     span: Span
     parent: _Begun | None

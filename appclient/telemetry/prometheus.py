@@ -1,7 +1,7 @@
 """`PrometheusTelemetry`: the library's metrics for Prometheus. Names and meanings: docs/metrics.md.
 
 A hit must cost little, and to observe a histogram costs more than to note a number. So the times of hits and of nodes
-are noted in lists, and put into their histograms by the hundred, and where the registry is scraped. In the
+are noted in lists, and put into their histograms by the hundred, and when the registry is scraped. In the
 multiprocess mode of prometheus_client another process is scraped: there a thread does it once a second.
 """
 
@@ -172,7 +172,7 @@ class _Metrics:
                 setattr(self, name, make(f"freshness_client_{name}", registry=registry))
 
     def note_hits(self, namespace: str, name: str, outcome: ReadOutcome) -> _Noted:
-        """Where the hits of `Cache.get` are noted, those of a node or those of the process's own copies."""
+        """The list for the times of the hits of `Cache.get`, from a node or from the process's own copies."""
         return self.noted.setdefault(
             (outcome.name, namespace, name),
             _Noted(
@@ -182,7 +182,7 @@ class _Metrics:
         )
 
     def note_node(self, namespace: str, node: str) -> _Noted:
-        """Where the answers of a node are noted."""
+        """The list for the times of a node's answers."""
         return self.noted.setdefault(
             ("node", namespace, node), _Noted(self.node_seconds.labels(namespace, node))
         )
@@ -191,7 +191,7 @@ class _Metrics:
 class PrometheusTelemetry:
     """Metrics of one cache or several, for ``telemetry=`` of `Cache.open`. ``registry``: by default the global one.
 
-    One for each registry: caches share it. Raises `ConfigError` where the registry has another one's metrics. In
+    One for each registry: caches share it. Raises `ConfigError` if the registry has the metrics of another one. In
     prometheus_client's multiprocess mode, values are up to a second old.
     """
 

@@ -100,7 +100,7 @@ class FakeDatabases:
             self._on_commit()
 
     def _position(self, count: int, first: int = 1) -> Position:
-        """With so many commits, from the number ``first``; one was before all."""
+        """The position after ``count`` commits that start at number ``first``; one was before all."""
         text = f"0-1-{count + 1}" if self._flavor == "mariadb" else f"{SOURCE}:{first}-{count + 1}"
         return parse_position(self._flavor, text)
 

@@ -33,8 +33,8 @@ from freshness.config.server import ServerAddress
 
 
 class CachedTestCase(TransactionTestCase):
-    """Each test has a system of its own, ``system``, with the tables of the models. At its end the test fails where
-    the cache has a hit that is not what the primary has.
+    """Each test has a system of its own, ``system``, with the tables of the models. At its end the test fails if the
+    cache has a hit that differs from the primary.
 
     The databases of DATABASES that are servers of ``freshness.toml``, by host and port, are those of the system.
     """
@@ -84,23 +84,23 @@ def installed() -> Iterator[FakeSystem]:
     """A system in the place of the application's cache and of its databases, for this thread."""
     app = get_app()
     session.forget()
-    former = {alias: connections[alias] for alias in connections}
+    previous = {alias: connections[alias] for alias in connections}
     opened = app.__dict__.get("_cache")
     addresses = _addresses(app)
     servers = {_host_and_port({"HOST": each.host, "PORT": each.port}): each for each in addresses}
-    fakes = {alias: servers.get(_host_and_port(each.settings_dict)) for alias, each in former.items()}
+    fakes = {alias: servers.get(_host_and_port(each.settings_dict)) for alias, each in previous.items()}
     primary = next((alias for alias, address in fakes.items() if address is addresses[0]), None)
     if primary is None:
         raise ConfigError(
             f"no database of DATABASES is the primary of {app.options.config.path}",
             hint="expected one with its HOST and PORT, also in the settings of tests",
         )
-    system = FakeSystem(app.options.config.path, _schema(former[primary]))
+    system = FakeSystem(app.options.config.path, _schema(previous[primary]))
     try:
         for alias, address in fakes.items():
             if address is not None:
                 server = system.servers[address]
-                connections[alias] = FakeDatabase(former[alias].settings_dict, alias, address, server)
+                connections[alias] = FakeDatabase(previous[alias].settings_dict, alias, address, server)
         app.__dict__["_cache"] = system.cache
         app._types.clear()
         app._types.update({each: dict.fromkeys(_columns(each), _Converted) for each in app.objects.values()})
@@ -110,7 +110,7 @@ def installed() -> Iterator[FakeSystem]:
         session.forget()
         yield system
     finally:
-        for alias, connection in former.items():
+        for alias, connection in previous.items():
             if connections[alias] is not connection:
                 connections[alias].close()
                 connections[alias] = connection
@@ -123,7 +123,7 @@ def installed() -> Iterator[FakeSystem]:
 
 
 class _Features(DatabaseFeatures):
-    """An INSERT with RETURNING ends where its rows are fetched, which no wrapper of statements sees."""
+    """An INSERT with RETURNING ends when its rows are fetched, which no wrapper of statements sees."""
 
     can_return_columns_from_insert = False
     can_return_rows_from_bulk_insert = False

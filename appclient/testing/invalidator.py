@@ -41,7 +41,7 @@ class _Follower:
 
 @dataclass(eq=False)
 class FakeInvalidator:
-    """``stores``: the nodes. ``clock``: the time in seconds. ``wait``: lets so many seconds pass."""
+    """``stores``: the nodes. ``clock``: the time in seconds. ``wait``: lets time pass, in seconds."""
 
     config: Config
     databases: FakeDatabases

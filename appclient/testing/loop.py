@@ -27,7 +27,7 @@ with required_extra("async"):
 Result = TypeVar("Result")
 
 TURNS_MAX: Final = 1000
-"""So many turns of other tasks a statement waits for their locks, then it fails as on a deadlock."""
+"""Turns of other tasks that a statement waits for their locks; then it fails as on a deadlock."""
 
 
 class FakeLoop(LoopNetwork):
@@ -58,11 +58,11 @@ def run_apart(cache: AsyncCache, function: Callable[[], Result]) -> Result:
     """The result of ``function``, which reads by ``cache``, on a loop of its own: the cache's may have ended."""
 
     async def run() -> Result:
-        former, cache._loop = cache._loop, asyncio.get_running_loop()
+        previous, cache._loop = cache._loop, asyncio.get_running_loop()
         try:
             return await run_awaiting(function)
         finally:
-            cache._loop = former
+            cache._loop = previous
 
     with ThreadPoolExecutor(1, "a loop of its own") as thread:
         return thread.submit(asyncio.run, run()).result()

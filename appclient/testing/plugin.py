@@ -1,6 +1,6 @@
 """The fixture ``freshness_system`` for pytest, by the entry point ``pytest11``.
 
-It imports the library where it is used.
+It imports the library only when a test uses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def freshness_system() -> Iterator[Callable[..., FakeSystem]]:
     """A function that makes a `FakeSystem` of the same arguments. At the end of the test it is closed, and the test
-    fails where the cache has a hit that is not what the primary has."""
+    fails if the cache has a hit that differs from the primary."""
     from appclient.testing import FakeSystem
 
     made: list[FakeSystem] = []

@@ -44,7 +44,8 @@ Rows = dict[str, dict[int, dict[str, Any]]]
 
 @dataclass(slots=True, eq=False)
 class FakeServer:
-    """``position``: of all that it has executed, as text. ``on_commit``: of the primary; called with all rows."""
+    """``position``: position of all that it has executed, as text. ``on_commit``: callback of the primary with all
+    rows."""
 
     name: str
     path: Path

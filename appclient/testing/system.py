@@ -115,7 +115,7 @@ class FakeSystem:
     async def open_async(self) -> AsyncCache:
         """An `AsyncCache` of this loop, in the place of `AsyncCache.open`, with the nodes and databases of `cache`.
 
-        Other tasks run where a read of the database begins and ends, and where a reader waits. Needs the extra
+        Other tasks run when a read of the database begins and ends, and when a reader waits. Needs the extra
         ``async``.
         """
         from appclient.testing.loop import open_on_loop
@@ -142,7 +142,7 @@ class FakeSystem:
     # -- what can happen ---------------------------------------------------------------------------------------
 
     def stop_replication(self) -> None:
-        """The replicas stay where they are: they lag."""
+        """Stop the replicas: they lag."""
         self._databases.is_replicating = False
 
     def start_replication(self) -> None:
@@ -155,7 +155,7 @@ class FakeSystem:
         self._invalidator.crash()
 
     def start_invalidator(self) -> None:
-        """It goes on where the nodes say that it was, and readers notice within two seconds, which pass."""
+        """Start it at the position that the nodes have, and let two seconds pass, within which readers notice."""
         if not self._invalidator.is_running:
             self._invalidator.start()
             self.sleep(2 * STEP_SECONDS)
@@ -210,7 +210,7 @@ class FakeSystem:
     def find_stale(self) -> list[str]:
         """Hits that are not what the primary has, of all keys that were read, after everything has come to rest.
 
-        An application gets such a hit where its loader reads what is not in the object's members.
+        An application gets such a hit if its loader reads data that is not in the object's members.
         """
         self.mend_node()
         self.start_replication()

@@ -33,7 +33,7 @@ _ETAG_BYTES: Final = 16
 class TokenCookie:
     """How a commit token is sent. ``secrets``: the first one signs, each of them is believed, so that a secret can be
     replaced. ``seconds``: how long a client reads its own commits; it is to be above the lag of the replicas.
-    ``secure``: the cookie is sent over HTTPS alone. Raises `ConfigError` where there is no secret.
+    ``secure``: the cookie is sent over HTTPS alone. Raises `ConfigError` without a secret.
     """
 
     secrets: Sequence[str | bytes]
