@@ -42,9 +42,8 @@ def join(
 
     ``streamed``: everything this process has streamed so far, in the history of ``epoch``. ``is_fresh``: begin a new
     life in any case, since history is lost. Afterwards the owner must stream from a position that is contained in
-    ``member.applied``. Raises `MembershipLost` where another invalidator stands in the way for now,
-    `NodeUnavailable`, `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the node
-    is not joined.
+    ``member.applied``. Raises `MembershipLost` while another invalidator stands in the way, `NodeUnavailable`,
+    `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the node is not joined.
     """
     member.leave()
     member.streamed, member.streamed_epoch = streamed, epoch
@@ -65,7 +64,7 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
         require_topology(held, member.policy, member.node)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
     if isinstance(item, Item) and record is None:
-        # Foreign bytes under our key; without a version where the backend gives those none that fits.
+        # Foreign bytes under our key; without a version if the backend gives those none that fits.
         yield Flow(member.node, (Delete(member.record_key, item.version or None),))
         item = MISSING
     member.version = item.version if isinstance(item, Item) else 0
@@ -142,8 +141,8 @@ def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
     """Write the start of coverage of each object that the record does not name yet (F70), and the topology.
 
     The resume copy is written first. Otherwise an invalidator without the object could revive this life and ignore
-    the object's rows, and a third invalidator would find its entries alive; and one of a former topology could revive
-    it and open it.
+    the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
+    revive it and open it.
     """
     topology = member.policy.topology
 

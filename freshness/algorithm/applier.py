@@ -190,7 +190,7 @@ class Applier:
     def end_lives(self) -> None:
         """All nodes begin new lives when they are joined next: nobody can vouch for what they hold.
 
-        Events that were streamed before belong to the former history and must not be in the new floors.
+        Events that were streamed before belong to the lost history and must not be in the new floors.
         """
         self.leave_all()
         self.streamed, self.passed = empty_position(self.streamed.flavor), None
@@ -200,7 +200,7 @@ class Applier:
     def end_lives_behind(self) -> None:
         """The log that the nodes furthest behind would need is gone: those begin new lives, the others go on.
 
-        Where all are equally far, all begin new lives (F15).
+        If all are equally far, all begin new lives (F15).
         """
         top = self.streamed
         for member in self.joined:
@@ -235,11 +235,11 @@ class Applier:
     # -- history -------------------------------------------------------------------------------------------
 
     def check_history(self) -> Procedure[None]:
-        """Raise `HistoryLost` where the primary does not show all that a joined node has acknowledged, demands of a
+        """Raise `HistoryLost` if the primary does not show all that a joined node has acknowledged, demands of a
         read, or waits for (ADR 0018).
 
         More than the stream starts from: a node may hold values from a future that a failover took back (F28), and a
-        floor that was raised before such an event was acknowledged would refuse every fill. And where the primary is
+        floor that was raised before such an event was acknowledged would refuse every fill. Also if the primary is
         another one than a record follows: readers may have seen what no record names (F101).
         """
         checked_at = self.clock()
@@ -262,13 +262,13 @@ class Applier:
         """Let the records follow the primary of ``head``. Raise `HistoryLost` where values may be cached that it
         lacks."""
         others = [member for member in self.joined if member.joined_record().primary != head.primary]
-        for former in sorted({member.joined_record().primary for member in others} - {""}):
-            if not (yield ConfirmSuccession(former, head.primary)):
+        for previous in sorted({member.joined_record().primary for member in others} - {""}):
+            if not (yield ConfirmSuccession(previous, head.primary)):
                 raise HistoryLost(
-                    f"the primary was {former} and is {head.primary}: readers may have seen commits that it lacks",
+                    f"the primary was {previous} and is {head.primary}: readers may have seen commits that it lacks",
                     hint="list the former primary as a replica, or state lossless_failover, to keep the cache (F101)",
                 )
-            log.info("the primary was %s and is %s; nothing is lost", former, head.primary)
+            log.info("the primary was %s and is %s; nothing is lost", previous, head.primary)
 
         def change(record: NodeRecord) -> NodeRecord:
             return replace(record, primary=head.primary)
@@ -329,7 +329,7 @@ class Applier:
         self._note_beats(beats, heartbeat)
 
     def find_before(self, _: Membership, before: Position) -> Position:
-        """Where a batch begins for this node that begins at ``before`` in the stream. Events behind that are left out
+        """The start of a batch for this node; ``before`` is its start in the stream. Events behind that are left out
         of the batch if the node has acknowledged them."""
         return before
 
@@ -408,7 +408,7 @@ def _is_behind(member: Membership, streamed: Position, epoch: int) -> bool:
 
 
 def _find_gap(member: Membership, permit: Permit, before: Position) -> str:
-    """Why a batch that others have sent cannot be acknowledged; "" where it can."""
+    """Why a batch that others have sent cannot be acknowledged; "" if it can."""
     if permit.tenures.get(member.node) != member.joined_record().tenure:
         return "it was not joined all the while"
     if not member.applied.contains(before):

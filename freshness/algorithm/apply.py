@@ -38,10 +38,10 @@ RESUME_SECONDS: Final = 1.0
 class Batch:
     """Consecutive transactions of the stream, as they concern one node.
 
-    ``keys``: for each item key the events that change it. ``raised``: tables whose rows changed in a way that
+    ``keys``: events that change each item key. ``raised``: tables whose rows changed in a way that
     gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch. ``waits``: some node
-    has yet to acknowledge a raise, so all wait for readers, and keep their leases meanwhile. ``rows``: for some of
-    the keys the row at ``streamed``, which may take the place of their entries.
+    has yet to acknowledge a raise, so all wait for readers, and keep their leases. ``rows``: the row at ``streamed``
+    for some of the keys, which may take the place of their entries.
     """
 
     keys: Mapping[bytes, Position]

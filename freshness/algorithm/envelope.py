@@ -140,7 +140,7 @@ def live_prefix(kind: Kind, lineage: str, life: bytes) -> bytes:
 def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None:
     """(encoded position, identity, offset of the value) of an entry that begins with a `live_prefix`.
 
-    None where the rest does not fit: the caller then takes the slow path, whose error says why.
+    None if the rest does not fit: the caller then takes the slow path, whose error says why.
     """
     at = prefix_size + 8
     position_end = at + 4 + int.from_bytes(data[at : at + 4], "big")
@@ -152,7 +152,7 @@ def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None
 
 
 def find_live_value(data: bytes, prefix_size: int, identity: bytes) -> int:
-    """The offset of the value in such an entry; 0 for another identity, or where the rest does not fit."""
+    """The offset of the value in such an entry; 0 for another identity, or if the rest does not fit."""
     at = prefix_size + 8
     identity_at = at + 4 + int.from_bytes(data[at : at + 4], "big")
     wanted = len(identity).to_bytes(4, "big") + identity
@@ -190,9 +190,9 @@ class Stripe:
 
 @dataclass(frozen=True, slots=True)
 class PendingStripe:
-    """A stripe that is being put back, and refuses until then; what is appended meanwhile is in ``chunks``.
+    """A stripe that is being put back, and refuses until then; ``chunks`` holds the appends in between.
 
-    ``nonce``: of the put-back. As long as it stands here, the item has not been absent since.
+    ``nonce``: random bytes of the put-back. As long as it stands here, the item has not been absent since.
     """
 
     nonce: bytes
@@ -309,7 +309,7 @@ def encode_wanted(numbers: Iterable[int]) -> bytes:
 
 
 def decode_wanted(data: bytes) -> list[int]:
-    """The numbers; bytes at the end that are no whole number are left out."""
+    """The numbers, without an incomplete one at the end."""
     return [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data) - 3, 4)]
 
 
@@ -318,7 +318,7 @@ def decode_wanted(data: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """An object that the invalidator covers from ``start`` on. ``fingerprint``: of its definition (F70)."""
+    """An object that the invalidator covers from ``start`` on. ``fingerprint``: hash of its definition (F70)."""
 
     fingerprint: int
     start: Position
@@ -333,7 +333,7 @@ class NodeRecord:
     applied; a reader's clock may refuse for it, and never allow (F105). ``heartbeat_age_ms``: the largest age that
     this heartbeat can have when the record expires, by the invalidator's own clock; less the TTL that is left it
     bounds the staleness of hits. ``node``: the name of the node as configured, so that two names of one server never
-    share a record. ``stripes``: how many stripes the lineage has on this node, fixed for the life. ``floor``: the
+    share a record. ``stripes``: number of stripes of the lineage on this node, fixed for the life. ``floor``: the
     position at which the life began; it never moves. ``primary``: the identity of the primary whose history the
     record follows (F101). ``topology``: the number of the configuration under which it was written; it only rises
     (F102).
@@ -412,7 +412,7 @@ class NodeRecord:
 
 
 def find_record(reply: Reply, node: str) -> NodeRecord | None:
-    """The record in a reply; None where there is none, and where the bytes are no record of this node's."""
+    """The record in a reply; None if it is missing, or the bytes are not a record of this node."""
     if not isinstance(reply, Item):
         return None
     try:

@@ -62,7 +62,7 @@ from freshness.value import value
 
 @value
 class _Fill:
-    """A value that may be stored. ``manifest``: of its parts, where it is too large for one item."""
+    """A value that may be stored. ``manifest``: manifest of its parts, if it is too large for one item."""
 
     entry: Pending
     guarded: Guarded
@@ -189,7 +189,7 @@ def _encode(context: ReadContext, entry: Pending, guarded: Guarded, row: Loaded)
 
 
 def _store_parts(context: ReadContext, fill: _Fill) -> Procedure[ReadOutcome | None]:
-    """Before step 4: where the entry is, its parts are. Returns why the entry must not be stored."""
+    """Before step 4: an entry must not be stored before its parts. Returns why it must not be stored."""
     payload = fill.payload
     if payload is None or len(payload) <= min(context.part_bytes, context.value_bytes_max):
         return None
@@ -242,7 +242,7 @@ def _stored(reply: object) -> ReadOutcome:
 
 
 def _drop_stubs(context: ReadContext, entries: Sequence[Pending]) -> Procedure[None]:
-    """Delete this reader's own stubs, so that the next reader need not wait. A stub that stays expires by itself.
+    """Delete this reader's own stubs, so that the next reader need not wait. A stub that stays expires on its own.
 
     The same flow notes missing stripes, for the invalidator to put back first.
     """

@@ -48,7 +48,7 @@ from freshness.position.token import EventToken
 _REPLACEABLE: Final = frozenset(
     (ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY, ReadOutcome.PARTS)
 )
-"""Why an entry that is one of ours is no hit, and never will be for this key: a reader may take its place."""
+"""Why an entry of ours is not a hit, and never will be for this key: a reader may take its place."""
 
 
 _HIT: Final = ReadOutcome.HIT
@@ -89,7 +89,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
             context.sightings.note(node, view)
             replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
         if answered_at - view.fetched_at > age_max:
-            # This process stood still meanwhile (F58): the view's lease may have ended before the entry was read.
+            # This process was paused (F58): the view's lease may have ended before the entry was read.
             context.views.pop(node, None)
             view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at)
         dead, stale = _judge(context, view, of_node, replies, demand)
@@ -110,7 +110,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
 
 
 def _is_replaceable(entry: Pending) -> bool:
-    """Not where its parts made it a hit after all, or where the node did not answer."""
+    """False if its parts made it a hit after all, or the node did not answer."""
     return isinstance(entry.state, Unstored) and entry.state.outcome is not ReadOutcome.NODE_DOWN
 
 
@@ -220,7 +220,7 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[Pending,
 
 
 def _complete(context: ReadContext, parted: Sequence[Pending]) -> Procedure[None]:
-    """Live entries whose value is in parts: each becomes a `Read`, or `Unstored` where the value is not whole."""
+    """Live entries whose value is in parts: each becomes a `Read`, or `Unstored` if the value is not whole."""
     states = [entry.state for entry in parted if isinstance(entry.state, Parted)]
     wanted = [(entry.lookup.node, state.manifest) for entry, state in zip(parted, states, strict=True)]
     values = yield from fetch_parts(context.namespace, wanted)

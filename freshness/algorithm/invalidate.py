@@ -45,10 +45,10 @@ from freshness.position import Position
 from freshness.value import value
 
 SHORTEN_SHARE: Final = 16
-"""Every so many appends, on average, a stripe is shortened to one chunk."""
+"""Average number of appends after which a stripe is shortened to one chunk."""
 
 WANTED_MAX: Final = 1024
-"""So many missing stripes are noted at once; the restorer finds the others by itself."""
+"""Maximum of missing stripes that are noted at once; the restorer finds the others."""
 
 
 @value
@@ -102,7 +102,7 @@ def invalidate(
 def shorten(node: str, numbers: Sequence[int], target: Target, streamed: Position) -> Procedure[None]:
     """Write some of these stripes again, as one chunk each, so that none of them grows without bound.
 
-    The batch decides which, so that nobody needs to count. A stripe that changed meanwhile is left to the next time.
+    The batch decides which, so that nobody needs to count. A stripe that changes in between is left to the next time.
     """
     turn = crc32(streamed.encode()) % SHORTEN_SHARE
     names = stripe_keys(target.namespace, target.lineage, target.stripes)
@@ -127,6 +127,6 @@ def shorten(node: str, numbers: Sequence[int], target: Target, streamed: Positio
 
 
 def _shortened(data: bytes, life: bytes) -> bytes:
-    """The same position in one chunk; bytes that are no stripe of this life stay as they are."""
+    """The same position in one chunk; other bytes than a stripe of this life stay as they are."""
     stripe = find_stripe(data, life)
     return data if stripe is None else stripe.encode()

@@ -12,9 +12,9 @@ from freshness.value import value
 
 @value
 class Lookup:
-    """One key to read: where it is, under which keys, and what the loader needs to build it.
+    """One key to read: its node, its item keys, and the loader's input.
 
-    ``values``: what the database is asked for, which follows from the identity alone (`KeyBuilder.parse`).
+    ``values``: values of the query, which follow from the identity alone (`KeyBuilder.parse`).
     ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
     """
 
@@ -30,7 +30,7 @@ class Lookup:
 class Loaded:
     """The database's answer to one lookup: the value, None for "no such row".
 
-    ``tokens``: for each lineage, the token that was read before the value. ``refusal``: the loader's own reason not
+    ``tokens``: the token that was read before the value, by lineage. ``refusal``: the loader's own reason not
     to store it.
     """
 

@@ -44,7 +44,8 @@ CAS_ATTEMPTS_MAX: Final = 16
 class NodePolicy:
     """The settings that all nodes of a lineage share.
 
-    ``objects``: name → fingerprint of its definition. ``stripes``: of the lineage, on each node. ``lease_seconds`` is
+    ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on each node.
+      ``lease_seconds`` is
     L. ``is_serving``: False for a shard that is followed and not read: its records are kept, and never open.
     ``topology``: the number of the configuration. A record of a higher one is not touched.
     """
@@ -117,7 +118,7 @@ class Membership:
     record: NodeRecord | None = None
     """The record as last read or stored; None while not joined."""
     version: Version = 0
-    """The CAS unique of ``record`` on this connection; 0 where the node has none."""
+    """The CAS unique of ``record`` on this connection; 0 if the node has none."""
     witness: Witness | None = None
     """The recorder of what was acknowledged, if there is one."""
 
@@ -134,12 +135,12 @@ class Membership:
     opens_after: float = float("-inf")
     """A heartbeat that was begun before that moment does not open the record."""
     target: Position | None = None
-    """A closed node opens when this position is applied; None where nothing is outstanding."""
+    """A closed node opens when this position is applied; None if nothing is outstanding."""
 
     # -- resume: the copy without TTL ---------------------------------------------------------------------
 
     resume_version: Version | None = None
-    """The CAS unique of the resume copy; None where the node has none."""
+    """The CAS unique of the resume copy; None if the node has none."""
     resume_written_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -188,7 +189,7 @@ class Membership:
     # -- the CAS chain ------------------------------------------------------------------------------------
 
     def try_store(self, record: NodeRecord) -> Procedure[bool]:
-        """One CAS on the record. False: another invalidator wrote meanwhile (see `reread`).
+        """One CAS on the record. False: another invalidator wrote first (see `reread`).
 
         The lease is decided here, for every write, and nowhere else. A missing record is never put back from memory:
         that raises `MembershipLost`. Every write is under this configuration's number.
@@ -240,7 +241,7 @@ class Membership:
 
     def _arrival_age(self, beat: HeartbeatSeen, now: float) -> float:
         """The largest age that a heartbeat can have when a write of ``now`` arrives: the CAS fails as soon as the
-        former record has expired, and another invalidator may have given that one a longer lease."""
+        replaced record has expired, and another invalidator may have given that one a longer lease."""
         return max(now, self.expires_by) - beat.written_at
 
     def reread(self) -> Procedure[None]:
@@ -272,10 +273,10 @@ class Membership:
         raise MembershipLost(f"{self.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times")
 
     def write_resume(self, record: NodeRecord | None = None, *, is_birth: bool = False) -> Procedure[None]:
-        """Copy the record to where it does not expire. Written after the record, so it never claims more.
+        """Write the copy of the record that does not expire. Written after the record, so it never claims more.
 
-        The birth of a life and new objects (``record``) are written before the record, so that the former life, or
-        the former set of objects, can no longer be revived.
+        The birth of a life and new objects (``record``) are written before the record, so that the old life, or the
+        old set of objects, can no longer be revived.
         """
         wanted = record or self.joined_record()
         for _ in range(CAS_ATTEMPTS_MAX):
@@ -294,19 +295,19 @@ class Membership:
         raise MembershipLost(f"{self.node}: lost the race for the resume copy {CAS_ATTEMPTS_MAX} times")
 
     def _reread_resume(self, wanted: NodeRecord, *, is_birth: bool) -> Procedure[bool]:
-        """Read the copy that is in the way. Returns True where it serves as well."""
+        """Read the copy that is in the way. Returns True if it serves as well."""
         (held,) = yield Flow(self.node, (Get(self.resume_key, is_bound=True),))
         self.resume_version = held.version if isinstance(held, Item) else None
         other = find_record(held, self.node)
         require_topology(other, self.policy, self.node)
         if self.resume_version is None or other is None:
             if self.resume_version is not None:
-                # Foreign bytes; without a version where the backend gives those none that fits.
+                # Foreign bytes; without a version if the backend gives those none that fits.
                 yield Flow(self.node, (Delete(self.resume_key, self.resume_version or None),))
                 self.resume_version = None
             return False
         if not is_birth and other.tenure != wanted.tenure:
-            yield from self.reread()  # raises where it is not the copy that is out of place, but we are
+            yield from self.reread()  # raises if the copy is right and we are not
             return False
         is_enough = (
             other.tenure == wanted.tenure
@@ -323,7 +324,7 @@ class Membership:
     def begin_life(self) -> Procedure[None]:
         """Start a new life: all entries of the node become garbage, and its floor is the primary's head.
 
-        The resume copy is written first: if this process died in between, the former life must not be revived. Then
+        The resume copy is written first: if this process died in between, the old life must not be revived. Then
         the record is added, closed. The head is read after that, so that it covers all events that were streamed
         before the node got its invalidations (a stream can be ahead of what the primary shows).
         """

@@ -19,7 +19,7 @@ KEY_BYTES_MAX: Final = 250
 """memcached's limit (F45); the same for all backends, so that a key never fits one and fails another."""
 
 LATE_SECONDS: Final = 0.01
-"""How long an answer is waited for that has had a whole time-out to come: other nodes were waited for meanwhile."""
+"""Wait for an answer that was due during the waits for other nodes, in seconds."""
 
 TTL_SECONDS_MAX: Final = 2_592_000
 """30 days. memcached takes a longer TTL for an absolute time, in 1970 (F50)."""
@@ -32,7 +32,7 @@ class CacheNode(Protocol):
     """One connection to one cache node. Not thread-safe: a caller holds one per thread.
 
     Every failure (connect, timeout, reset, bytes that are not the protocol, a reply that does not fit its
-    request) raises `NodeUnavailable` with the node's name, `NodeUnsuitable` where the node can never serve,
+    request) raises `NodeUnavailable` with the node's name, `NodeUnsuitable` if the node can never serve,
     and closes the connection, so that a late reply is never taken for the answer to a later request (F46).
     After a failure the caller does not know which requests of the flow were carried out. The next `send`
     opens a new connection. A request that no node could take (see `check_key`, `lifetime_seconds`) raises
@@ -54,7 +54,7 @@ class CacheNode(Protocol):
         """Whether the next `send` opens no connection."""
 
     def connect(self) -> None:
-        """Open the connection where there is none; fails as `send`."""
+        """Open the connection if it is closed; fails as `send`."""
 
     def receive(self, *, is_late: bool = False) -> list[Reply]:
         """One reply for each request of the last `send`, in its order.
@@ -66,7 +66,7 @@ class CacheNode(Protocol):
         """`send` and `receive`."""
 
     def find(self, key: bytes) -> bytes | None:
-        """The value of an item, None where there is none: `perform` of one `Get`, for those who need no more."""
+        """The value of an item, or None: `perform` of one `Get`, for callers that need no more."""
 
     def close(self) -> None:
         """Close the connection; never raises. The next `send` opens it again."""

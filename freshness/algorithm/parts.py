@@ -32,7 +32,7 @@ _LAYOUT: Final = struct.Struct(f">II{DIGEST_BYTES}s")
 
 @value
 class Manifest:
-    """Which parts a value has. ``size``, ``part_bytes``: of the whole value and of each part but the last."""
+    """The parts of a value. ``size``, ``part_bytes``: bytes of the value and of each part but the last."""
 
     size: int
     part_bytes: int
@@ -75,7 +75,7 @@ class Manifest:
             yield PART_HEAD + payload[start : start + self.part_bytes]
 
     def join(self, items: Sequence[bytes | None]) -> bytes | None:
-        """The value; None where a part is missing, or where these are not the parts of the very same value."""
+        """The value; None if a part is missing, or these are not the parts of the very same value."""
         if any(item is None or not item.startswith(PART_HEAD) for item in items):
             return None
         payload = b"".join([memoryview(item)[len(PART_HEAD) :] for item in items if item is not None])
@@ -92,7 +92,7 @@ def fetch_parts(
 ) -> Procedure[list[bytes | FreshnessError | None]]:
     """The values of these manifests, each given as its node and its bytes, with one flow to each node.
 
-    For each None where it is not whole, or the error of a node that did not answer.
+    For each None if it is not whole, or the error of a node that did not answer.
     """
     manifests: list[Manifest | None] = []
     keys: dict[str, list[bytes]] = {}
@@ -125,7 +125,7 @@ def fetch_parts(
 def store_parts(
     namespace: str, node: str, manifest: Manifest, payload: bytes, ttl_seconds: int, stub_ttl_seconds: int
 ) -> Procedure[ReadOutcome | None]:
-    """Write the parts of a value. Returns why they are not all there, None where they are.
+    """Write the parts of a value. Returns why some are missing, None if all are there.
 
     Parts that are there already are written again, so that they live as long as the entry.
     """
@@ -147,9 +147,9 @@ def store_parts(
 
 
 def read_value(node: CacheNode, namespace: str, entry: Filled) -> bytes | None:
-    """The value of an entry of this node, from its parts where it is in parts; None for "no such row".
+    """The value of an entry of this node, joined from its parts if it has any; None for "no such row".
 
-    Raises `FormatError` where the parts are not all there, and as the node does.
+    Raises `FormatError` if a part is missing, and as the node does.
     """
     if not entry.is_parted or entry.value is None:
         return entry.value

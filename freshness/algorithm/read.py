@@ -52,7 +52,7 @@ def _wait_for_winners(context: ReadContext, waiting: list[Pending], demand: Dema
     """A lease only delays (F41, F72): look again a few times, then read the database.
 
     A reader that still waits at the end may fill by the same rule as the winner. One that may be given an old value
-    (stale while revalidate) does not wait where there is one.
+    (stale while revalidate) does not wait if there is one.
     """
     if demand.may_be_stale:
         for entry in waiting:

@@ -4,7 +4,7 @@ The image of a row after event e is the row at every position that has e and no 
 the batch is such a position. So the rule of ``freshness.algorithm.rule`` decides over it as over a value that a
 reader has loaded, and the steps have a reader's order: the item, then the stripe and the record, then CAS on that
 item. The event is appended to the stripe before all of that. An entry that has the event already stays. In any doubt,
-and where the CAS fails, the key is invalidated as any other. A key without an item gets none: nobody asked for it.
+and if the CAS fails, the key is invalidated as any other. A key without an item gets none: nobody asked for it.
 
 Run by the invalidator and by the simulator, for objects with ``fill_from_log``.
 """
@@ -76,7 +76,7 @@ def refill(
 ) -> Procedure[Sequence[int]]:
     """Bring the entries of these items to the position of ``token``, or remove them, as `invalidate` does.
 
-    ``positions``: for each item its events, all of them in ``token``, which is the end of the batch. Returns and
+    ``positions``: events of each item, all of them in ``token``, which is the end of the batch. Returns and
     raises as `invalidate`.
     """
     items = list(rows)

@@ -85,7 +85,7 @@ class Delete:
 class Append:
     """Add bytes to the end of an item, whatever its version; its TTL stays, and its version changes.
 
-    Answers `Stored` (version unknown, 0), or `CONFLICT` where the item is absent or the node refuses it: then nothing
+    Answers `Stored` (version unknown, 0), or `CONFLICT` if the item is absent or the node refuses it: then nothing
     was appended, and the item may be gone.
     """
 
@@ -129,8 +129,8 @@ class Strikes(Sequence["Append | Delete"]):
 
 
 class Finds(Sequence[Get]):
-    """Read the values of items, as one flow. A backend may answer with a value itself, None where there is none, in
-    the place of an `Item` or `MISSING`."""
+    """Read the values of items, as one flow. A backend may answer with a value, or None if it is missing, in the
+    place of an `Item` or `MISSING`."""
 
     __slots__ = ("keys",)
 
@@ -162,7 +162,7 @@ class Finds(Sequence[Get]):
 class Item:
     """An item as a node holds it.
 
-    ``ttl_seconds``: the whole seconds that begin before it expires, by the node's own clock; -1 where it never does.
+    ``ttl_seconds``: life left by the node's own clock, rounded up to whole seconds; -1 without an end.
     ``won`` / ``lease``: see `Get`; both False on an item that was not vivified.
     """
 
@@ -175,7 +175,7 @@ class Item:
 
 @value
 class Stored:
-    """The item was stored; ``version`` is its new version, 0 where the backend does not say."""
+    """The item was stored; ``version`` is its new version, 0 if the backend does not report it."""
 
     version: Version = 0
 
@@ -183,7 +183,7 @@ class Stored:
 @value
 class Refused:
     """The node answered that it will not store this item (too large, out of memory). Nothing was stored;
-    memcached drops the former item in this case."""
+    memcached drops the old item in this case."""
 
     reason: str
 
@@ -243,7 +243,7 @@ class ReadHead:
 @value
 class Head:
     """The primary's position and the epoch of its history, the epoch read first. ``primary``: the identity of the
-    server that answered, "" where there is none."""
+    server that answered, or ""."""
 
     position: Position
     epoch: int
@@ -261,8 +261,8 @@ class ConfirmSuccession:
 
 @value
 class ReadStream:
-    """Ask how far the stream of this process is. ``begun_at``: an own heartbeat that was begun then or later is
-    waited for. Answer: `Streamed`, or None where no own heartbeat has come back yet."""
+    """Ask how far the stream of this process is. ``begun_at``: lower limit of the start of the own heartbeat to wait
+    for. Answer: `Streamed`, or None if no own heartbeat has come back yet."""
 
     begun_at: float
 

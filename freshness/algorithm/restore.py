@@ -10,7 +10,7 @@ an event that was sent while it was away:
    nonce still stands there, so the item has not been absent since step 1.
 
 Nothing else is needed: no lock, no agreement between invalidators, no word to those who publish. A pending stripe of
-another invalidator is left alone, and expires where that one has died.
+another invalidator is left alone, and expires if that one has died.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ CAS_ATTEMPTS_MAX: Final = 4
 class Restorer:
     """Puts back the stripes of one lineage on one node.
 
-    ``clock`` is that of the process, by which its heartbeats are begun; ``nonce`` gives random bytes of the size of a
-    life. ``restored``: how many stripes were put back so far.
+    ``clock`` is that of the process, by which its heartbeats are begun; ``nonce`` gives random bytes of the size of
+    a life. ``restored``: number of stripes put back so far.
     """
 
     node: str
@@ -169,7 +169,7 @@ class Restorer:
         return list(chosen)
 
     def _mark(self, record: NodeRecord, numbers: Sequence[int]) -> Procedure[None]:
-        """Step 1: put a pending stripe in the place of each that is no stripe of this life."""
+        """Step 1: put a pending stripe in the place of each that is not a stripe of this life."""
         names = stripe_keys(self.policy.namespace, self.policy.lineage, record.stripes)
         held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))
         data = PendingStripe(self._pending_nonce).encode()
@@ -265,7 +265,7 @@ class Restorer:
         return [number for number, reply in zip(asked, replies, strict=True) if reply is CONFLICT]
 
     def _completed(self, data: bytes, life: bytes, position: Position) -> bytes | None:
-        """The whole stripe in the place of a pending one; None where that is not the own one."""
+        """The whole stripe in the place of a pending one; None if that is not the own one."""
         pending = _decode(data)
         if not isinstance(pending, PendingStripe) or pending.nonce != self._pending_nonce:
             return None

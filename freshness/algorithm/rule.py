@@ -75,11 +75,11 @@ def find_fill_refusal(
     stripes: Mapping[str, Stripe | None],
     tokens: Mapping[str, EventToken],
 ) -> ReadOutcome | None:
-    """The cause why a value read at ``tokens`` must not be stored; None where it may be.
+    """The cause why a value read at ``tokens`` must not be stored; None if it may be.
 
     It may iff, for each lineage of the object, the node is open in this ring and epoch and covers the object, the
     stripe of the key is there in the node's present life, and floor ∪ stripe ∪ table floors ∪ object start ⊆ position
-    of the token. ``stripes``: by lineage, of the key; None where it is absent or of another life.
+    of the token. ``stripes``: stripe of the key by lineage; None if it is absent or of another life.
     """
     for lineage in policy.lineages:
         refusal = _find_lineage_refusal(
@@ -120,7 +120,7 @@ def _find_lineage_refusal(
 
 
 def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:
-    """The cause why no item of this node may be trusted; None where they may be."""
+    """The cause why no item of this node may be trusted; None if they may be."""
     if record is None:
         return ReadOutcome.NO_RECORD
     if record.ring != ring:
@@ -138,7 +138,7 @@ def is_outdated(record: NodeRecord, now_us: int, age_max_seconds: float) -> bool
 def find_hit_refusal(
     policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None]
 ) -> ReadOutcome | None:
-    """The cause why an entry of a trusted node is no hit: another key, a former life, a table floor; else None."""
+    """The cause why an entry of a trusted node is not a hit: another key, an old life, a table floor; else None."""
     if entry.identity != identity:
         return ReadOutcome.IDENTITY
     stamps = {stamp.lineage: stamp for stamp in entry.stamps}
@@ -159,7 +159,7 @@ def has_commit(
     """Whether every live entry of a node is known to have the commits of ``asked``, or the one with this ``stamp``.
 
     ``record`` was read before the entry, so the entry is the row at its own position ∪ the record's progress (I9,
-    docs/algorithm.md#reading). Each lineage stands by itself. Another lineage, epoch or flavor: False.
+    docs/algorithm.md#reading). Each lineage is judged on its own. Another lineage, epoch or flavor: False.
     """
     if record is None or asked.lineage != lineage or asked.epoch != record.epoch:
         return False

@@ -24,7 +24,7 @@ def find_hit(
     at_least: Mapping[str, EventToken] = NO_TOKENS,
 ) -> Read | None:
     """The short way of `read_through` for a plain hit, the most frequent read by far. ``get`` reads an item of the
-    lookup's node, None where there is none. ``at_least``: as in `Demand`. Returns the very hit that `read_through`
+    lookup's node, or None. ``at_least``: see `Demand`. Returns the very hit that `read_through`
     would, or None: then that is to be run, since nothing was found out. Raises what ``get`` raises."""
     view = context.views.get(lookup.node)
     if view is None or context.witness is not None:
@@ -95,7 +95,7 @@ def find_hits(
             if refusal is None:
                 hits[place] = Read(_HIT, payload, None, NO_TOKENS)
             elif refusal is ReadOutcome.PARTS:
-                assert payload is not None, "a manifest is no missing row"
+                assert payload is not None, "a manifest has a payload"
                 parted.append((place, payload))
     if parted:
         wanted = [(lookups[place].node, manifest) for place, manifest in parted]

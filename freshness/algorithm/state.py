@@ -44,7 +44,7 @@ class Read:
 class Demand:
     """The caller's own demands on a hit. ``at_least``: by lineage, commits that the value must have (I9).
 
-    Where a token is of another lineage than its key, a former one, no hit serves.
+    If a token is of another lineage than its key, such as one that no longer serves, no hit serves.
     """
 
     max_staleness_seconds: float | None = None
@@ -65,7 +65,7 @@ Result = TypeVar("Result")
 class ReadContext:
     """The settings and the clock that a client's reads share, and its copies of the node records.
 
-    ``lineages``: of all serving shards that objects may name; hits trust one copy of all their records.
+    ``lineages``: lineages of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
     into bytes. ``recall`` finds what may be served while another reader fills. A value of more than ``part_bytes`` is
     stored in parts, one of more than ``value_bytes_max`` not at all. Not shared between threads.
@@ -147,7 +147,8 @@ class Unstored:
 
 @value
 class Parted:
-    """A live entry whose value is in parts, which are still to be read. ``outcome``: of the read if all are there."""
+    """A live entry whose value is in parts, which are still to be read. ``outcome``: outcome of the read if all are
+    there."""
 
     outcome: ReadOutcome
     manifest: bytes
@@ -158,7 +159,7 @@ class Stub:
     """The stub observed in step 1, which alone a fill may replace.
 
     ``is_own``: this reader made it. ``is_leased``: another reader made it a moment ago and is about to fill.
-    ``records``: of the node, read no later than the stub.
+    ``records``: records of the node, read no later than the stub.
     """
 
     version: Version

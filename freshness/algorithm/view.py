@@ -110,7 +110,7 @@ class NodeView:
         return True
 
     def staleness_seconds(self, policy: ObjectPolicy, now: float) -> float:
-        """The largest age that a hit of this node can have, or infinity where no open record vouches for it.
+        """The largest age that a hit of this node can have, or infinity if no open record vouches for it.
 
         The age of the primary's heartbeat at the end of the record's lease, as its writer reckoned it, less the rest
         of that lease by the node's own clock, and this copy's age by the reader's. No two clocks are compared.
@@ -244,6 +244,6 @@ class Sightings:
 
 
 def _find_record(reply: Reply, lineage: str, node: str) -> NodeRecord | None:
-    """The record in a reply; None where the bytes are no record of this lineage on this node."""
+    """The record in a reply; None if the bytes are not a record of this lineage on this node."""
     record = find_record(reply, node)
     return record if record is not None and record.lineage == lineage else None

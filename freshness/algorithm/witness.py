@@ -24,7 +24,8 @@ ActionKind: TypeAlias = Literal["fill", "hit", "refusal", "invalidation", "publi
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The state of one lineage at an action. ``life``: of the node, empty where unknown; ``floor``: at a fill."""
+    """The state of one lineage at an action. ``life``: life of the node, empty if unknown; ``floor``: floor at a
+    fill."""
 
     epoch: int
     life: bytes = b""
@@ -37,7 +38,7 @@ class Action:
     """One action on the cache. ``payload``: the encoded value that was filled or served.
 
     It is None for "no such row", where ``is_absent``, and for actions without a value. ``version``, ``observed``: see
-    `freshness.history.columns.ACTIONS`; 0 where not known.
+    `freshness.history.columns.ACTIONS`; 0 if unknown.
     """
 
     kind: ActionKind

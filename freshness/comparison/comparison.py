@@ -7,7 +7,7 @@ flight**; an entry that is neither after all tries is **unknown**, which is neve
 
 Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one.
 `Comparison.compare` waits for its verdicts, as on the executors of ``spark.live``. The prober, which has other work
-meanwhile, calls the steps one by one.
+to do, calls the steps one by one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ NOT_SERVED: Final = "not_served"
 
 @dataclass(frozen=True, slots=True)
 class EntryVerdict:
-    """A row of `spark.schema.VERDICT`. ``lineages`` are those of the entry, where it is poisoned or undecided.
-    ``count``: of entries that the row stands for (see `spark.live.report.condense`)."""
+    """A row of `spark.schema.VERDICT`. ``lineages``: lineages of the entry, if it is poisoned or undecided.
+    ``count``: number of entries that the row stands for (see `spark.live.report.condense`)."""
 
     node: str
     item: bytes | None
@@ -92,8 +92,8 @@ class PrimaryReader(Protocol):
 @dataclass(slots=True)
 class Suspect:
     """An entry that differed from its row. ``entry`` has no value any more: many are held, and a value can have a
-    megabyte. ``cached`` and ``primary``: as they are shown. ``heads``: of its lineages, read after its row.
-    ``looks``: those that speak against it."""
+    megabyte. ``cached`` and ``primary``: values as shown. ``heads``: heads of its lineages, read after its row.
+    ``looks``: number of looks that speak against it."""
 
     entry: NodeEntry
     cached: str
@@ -273,7 +273,7 @@ def _read_rows(
 
 
 def _differs(entry: NodeEntry, rows: RowsFound) -> bool:
-    """Also where the row is there twice: which of them is right cannot be told."""
+    """True also for a row that is there twice: either could be right."""
     found = rows.get(entry.identity, ())
     return len(found) > 1 or entry.value_digest != digest_row(found[0] if found else None)
 

@@ -44,9 +44,9 @@ _NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another rin
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is no hit. ``lineages``: of the shards that have a
-    say in it. ``value``: as encoded, None for "no such row". ``value_digest`` is of the value as it would be encoded
-    now, "" for "no such row"."""
+    """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is not a hit. ``lineages``: lineages of the
+    shards that have a say in it. ``value``: encoded value, None for "no such row". ``value_digest`` is of the
+    value as it would be encoded now, "" for "no such row"."""
 
     node: str
     item: bytes | None
@@ -160,7 +160,7 @@ def _find_state(
 
 def _find_served(definition: ObjectDefinition, item: bytes, filled: Filled) -> tuple[ObjectPolicy, bytes]:
     """The object in the shard, and the identity, of the one key that could be asked for and answered with this entry.
-    The identity is b"" where there is none."""
+    The identity is b"" if there is none."""
     values = find_key_values(definition, filled.identity)
     if values is None:
         return definition.policy, b""
@@ -183,7 +183,7 @@ def _find_policy(definition: ObjectDefinition, values: Sequence[object], filled:
 
 
 def find_key_values(definition: ObjectDefinition, identity: bytes) -> tuple[Any, ...] | None:
-    """The key that an entry's identity spells, as values for a query; None where it is no key of the object.
+    """The key that an entry's identity spells, as values for a query; None if it is not a key of the object.
 
     The fine spelling of a key column equals, for the database, every value that is spelled so.
     """

@@ -41,8 +41,8 @@ class Repair:
 
 
 def repair(scope: ComparisonScope, find_node: Callable[[str], CacheNode], condemned: Condemned) -> Repair:
-    """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS: what
-    took its place meanwhile, or was written again, stays."""
+    """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS: an
+    entry that replaced it stays."""
     try:
         error = _remove(scope, find_node(condemned.node), condemned)
     except FreshnessError as failure:

@@ -21,8 +21,8 @@ from freshness.objects.registry import ObjectDefinition
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAddress:
-    """The server that has the truth of one shard, and whose positions it gives. ``replicas``: those of the shard that
-    are servers of their own."""
+    """The server that has the truth of one shard, and whose positions it gives. ``replicas``: replicas of the shard
+    that are separate servers."""
 
     address: ServerAddress
     flavor: GtidFlavor

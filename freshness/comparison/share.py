@@ -6,7 +6,7 @@ import math
 
 
 def wilson_bounds(count: int, of: int, z: float) -> tuple[float, float]:
-    """The bounds of the share that ``count`` of ``of`` speak for, by Wilson; 0 and 1 where nothing was counted.
+    """The bounds of the share that ``count`` of ``of`` speak for, by Wilson; 0 and 1 if nothing was counted.
 
     ``z``: how sure, as a quantile of the normal distribution.
     """
