@@ -3,7 +3,7 @@
     FreshnessError
     ├── ConfigError           the configuration file or an argument is wrong (exit code 2)
     ├── FormatError           bytes or text that do not parse (a token, a position, an envelope)
-    │   └── FlavorMismatch    a MySQL position where a MariaDB one was expected, or the reverse
+    │   └── FlavorMismatch    a MySQL position instead of a MariaDB one, or the reverse
     ├── NodeUnavailable       a cache node did not answer, or not to the request (retryable)
     ├── NodeUnsuitable        a cache node can never serve: no CAS, too old, a proxy (exit code 4)
     ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
@@ -45,7 +45,7 @@ _EXTRAS: Final = {
 
 
 class FreshnessError(Exception):
-    """Root of all errors. ``hint``: what the reader can do about it. ``exit_code``: what the CLI returns."""
+    """Root of all errors. ``hint``: advice to the reader. ``exit_code``: exit code of the CLI."""
 
     is_retryable = False
     exit_code = 1
@@ -156,8 +156,8 @@ class MembershipLost(InvalidationFailed):
 
 
 def missing_package(error: ModuleNotFoundError, extra: str) -> ConfigError | None:
-    """The package to install, of ``extra`` unless it has one of its own; None where no package is missing, but a
-    module of this project or of Python."""
+    """The package to install, of ``extra`` unless it has one of its own; None if no package is missing, but a module
+    of this project or of Python."""
     name = (error.name or "").partition(".")[0]
     if not name or name in _OWN_PACKAGES or name in sys.stdlib_module_names:
         return None

@@ -1,4 +1,4 @@
-"""Serves metrics over HTTP where a process has no service of its own: the prober, and the sink on Spark.
+"""Serves metrics over HTTP for processes without a service of their own: the prober, and the sink on Spark.
 
 Needs prometheus-client, which the extras of both bring.
 """
@@ -16,7 +16,7 @@ from freshness.errors import ConfigError
 
 @contextmanager
 def serving(registry: CollectorRegistry, listen: str) -> Iterator[None]:
-    """``listen``: HOST:PORT. Raises `ConfigError` where it is none, or cannot be had."""
+    """``listen``: HOST:PORT. Raises `ConfigError` if it is malformed or not free."""
     try:
         host, port = parse_host_port(listen)
     except ConfigError as error:

@@ -30,7 +30,7 @@ from freshness.errors import ConfigError
 from freshness.network import BLOCKING, Network
 
 COMMAND_SECONDS: Final = 10.0
-"""How long a program may take to print a password. A connection is waited for meanwhile."""
+"""Time that a program may take to print a password, in seconds. A connection waits for it."""
 
 AGAIN_HINT: Final = "it is read again for the next connection"
 
@@ -40,7 +40,7 @@ class PasswordTimedOut(ConfigError):
 
 
 def find_password(password: Password, user: str, host: str, port: int, network: Network = BLOCKING) -> str:
-    """The password that its source has now. Raises `ConfigError` where it has none."""
+    """The password that its source has now. Raises `ConfigError` if it has none."""
     match password:
         case PasswordFile(path):
             return read_password(path)
@@ -97,7 +97,7 @@ TLS_HINT: Final = (
 
 
 def with_password(address: ServerAddress) -> ServerAddress:
-    """With the password of now in the place of its source, for a machine that does not have the source."""
+    """With the current password in the place of its source, for a machine that does not have the source."""
     password = find_password(address.password, address.user, address.host, address.port)
     return replace(address, password=password)
 

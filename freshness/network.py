@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Gate(Protocol):
-    """Where reads wait for something that others give back. ``waiting``: how many do."""
+    """A queue of reads that wait for something that others give back. ``waiting``: number of waiting reads."""
 
     waiting: int
 

@@ -1,4 +1,4 @@
-"""How a program logs in to a server, as plain data: where the password is, and whom TLS trusts.
+"""How a program logs in to a server, as plain data: the source of the password, and whom TLS trusts.
 
 Passwords are not kept but named by their source, so that each connection can read the present one. Nothing here
 opens a socket or runs a program; ``freshness.login`` does. No repr shows a password, or a text that may hold one.
@@ -67,7 +67,7 @@ class NodeLogin:
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """All that is needed to open a cache node, but its name. ``backend``: as in `CacheConfig`."""
+    """All that is needed to open a cache node, but its name. ``backend``: see `CacheConfig`."""
 
     backend: str
     login: NodeLogin = NodeLogin()
@@ -96,14 +96,14 @@ def variable_password(parts: tuple[str, ...], environ: Mapping[str, str]) -> Pas
 
 
 def file_password(path: Path) -> PasswordFile:
-    """Raises `ConfigError` where the file holds no password now."""
+    """Raises `ConfigError` if the file holds no password."""
     read_password(path)
     return PasswordFile(path.absolute())  # links stay: a rotation may exchange them
 
 
 def read_tls(options: Mapping[str, str | bool], folder: Path) -> Tls | Literal[False] | None:
-    """TLS as the options `TLS_OPTIONS` say it, with files relative to ``folder``; None where they say nothing, False
-    where it is off.
+    """TLS as the options `TLS_OPTIONS` say it, with files relative to ``folder``; None if they say nothing, False if
+    it is off.
 
     Raises `ConfigError` for options that contradict each other, and for a file that cannot be read now.
     """

@@ -60,14 +60,14 @@ class CacheConfig:
         bounds=(1024, VALUE_BYTES_MAX),
     )
     compress_above_bytes: int | None = setting(
-        "Values whose encoding is larger are compressed with zstd, where that makes them smaller. Every process that "
+        "Values whose encoding is larger are compressed with zstd, if that makes them smaller. Every process that "
         "reads the cache needs the extra compression then; one without it reads these values from the database. Left "
         "out: nothing is compressed.",
         None,
         bounds=(64, VALUE_BYTES_MAX),
     )
     stripes: int = setting(
-        "How many stripes each shard has on each node, of about 100 bytes. A value is stored only where the replica "
+        "Stripes of each shard on each node, of about 100 bytes. A value is stored only if the replica "
         "has all recent invalidations of its stripe; with more stripes fewer neighbours are in the way.",
         65_536,
         bounds=(1, 1 << 24),
@@ -123,7 +123,7 @@ class CacheConfig:
         bounds=(0, 1),
     )
     zone: str = setting(
-        "Where this application runs. Replicas whose URL says ?zone= the same are read before others. "
+        "The place where this application runs. Replicas whose URL says ?zone= the same are read before others. "
         '"${VARIABLE}" is replaced from the environment.',
         "",
     )

@@ -63,8 +63,8 @@ def load_config(
 ) -> Config:
     """Read and validate a file. ``instead``: sections that take the place of the file's, in the file's own terms.
 
-    ``is_application``: for one that reads through the cache. Its primaries are those of ``primary_for_reads``, where
-    they are given, and passwords of the invalidator may be missing; to all others those of the application.
+    ``is_application``: True for one that reads through the cache. Its primaries are those of ``primary_for_reads``,
+    if given, and passwords of the invalidator may be missing; to all others those of the application.
 
     Raises `freshness.errors.ConfigError` with all problems in one report.
     """

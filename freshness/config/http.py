@@ -54,7 +54,7 @@ class HttpConfig:
         "PEM file with the key of tls_cert, without a passphrase. Relative to this file.", None
     )
     hosts: tuple[str, ...] = setting(
-        "Names besides loopback ones by which the service may be called where it demands no token, such as that of "
+        "Names besides loopback ones by which the service may be called if it demands no token, such as that of "
         "a proxy before it. A request with another Host is refused, since a web page can have made it.",
         (),
     )
@@ -63,7 +63,7 @@ class HttpConfig:
     )
     connections_max: int = setting(
         "The most connections to the service, those of consumers included. One more takes the place of that which is "
-        "idle longest, and is closed where none is idle.",
+        "idle longest, and is closed if none is idle.",
         256,
         bounds=(2, 10_000),
     )

@@ -81,7 +81,7 @@ class Shard:
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
     primary_for_reads: ServerAddress | None = setting(
-        "The primary with the account with which applications read it where no replica answers, written like "
+        "The primary with the account with which applications read it if no replica answers, written like "
         "primary. An application then needs no password of primary. Left out: the account of primary.",
         None,
     )
@@ -98,8 +98,8 @@ class Shard:
         False,
     )
     adopt_promotions: bool = setting(
-        "Whether the invalidator goes over by itself to another of these servers that was promoted. All but the "
-        "primary must be read_only: it follows the only one that is writable, and nobody where several are. Not with "
+        "Whether the invalidator follows a promotion of another of these servers. All but the "
+        "primary must be read_only: it follows the only one that is writable, and none if several are. Not with "
         "flavor vitess.",
         False,
     )
@@ -229,7 +229,7 @@ def _check_lineages(tables: Table, keyspaces: Mapping[str, Keyspace]) -> None:
 
 
 def _read_shards(keyspace: Table, name: str, flavor: str | None) -> tuple[Shard, ...]:
-    """``name``: of the keyspace."""
+    """``name``: name of the keyspace."""
     expected = f"one table with a primary for each shard, written [[{keyspace.where}.shards]]"
     if not keyspace.found.get("shards"):
         keyspace.report("shards", "nothing", expected)

@@ -41,7 +41,7 @@ class LoginConfig:
         None,
     )
     tls_cert: str | None = setting(
-        "PEM file of this program's own certificate, where the nodes ask for one.", None
+        "PEM file of this program's own certificate, if the nodes ask for one.", None
     )
     tls_key: str | None = setting("PEM file of its key, not encrypted.", None)
     username: str | None = setting(

@@ -45,7 +45,7 @@ class ObjectConfig:
         default_text="none",
     )
     limit: int = setting(
-        "For a list: the first so many rows in its order.", 0, bounds=(1, 100_000), default_text="none"
+        "For a list: maximum of rows, from the first on.", 0, bounds=(1, 100_000), default_text="none"
     )
     fill_from_log: bool = setting(
         "For a row by its primary key: a change puts the row as the binlog has it in the place of an entry that is "
@@ -87,7 +87,7 @@ class ObjectConfig:
 
     @property
     def is_primary_row(self) -> bool:
-        """Whether it is one row by the primary key of its table, of which the log always tells the whole value."""
+        """Whether it is one row by the primary key of its table, whose whole value the log always has."""
         return self.table is not None and not self.key
 
     @property

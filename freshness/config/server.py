@@ -32,7 +32,8 @@ from freshness.errors import ConfigError
 class ServerAddress:
     """A database server and how to log in. The password is in no repr, and so in no log.
 
-    ``tls``: None for TLS that nobody checks, where the server offers it and is on another machine; False for none.
+    ``tls``: None for TLS without a check of the certificate, if the server offers it and is on another machine;
+      False for none.
     """
 
     host: str

@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
 
 def describe_section(section: str, kind: type) -> Iterator[Setting]:
-    """The keys of a section, in the order of its dataclass. ``section``: as TOML names it, empty for the top."""
+    """The keys of a section, in the order of its dataclass. ``section``: name in TOML, empty for the top."""
     for item, hint in settings_of(kind):
         key = f"{section}.{item.name}".lstrip(".")
         yield Setting(key, describe_type(hint), _describe_default(item), item.metadata["doc"])

@@ -13,7 +13,7 @@ class StreamConfig:
     """``[stream]``: how the invalidator follows the binlog."""
 
     start: Literal["progress", "now"] = setting(
-        'Where the invalidator starts: "progress" resumes from the position that the cache nodes have acknowledged, '
+        'The start of the invalidator: "progress" resumes from the position that the cache nodes have acknowledged, '
         '"now" drops their entries and starts at the primary\'s head.',
         "progress",
         later="a token or a time is an option of one start, invalidator run --since. "
@@ -25,7 +25,7 @@ class StreamConfig:
         "primary",
     )
     rewind_seconds: float = setting(
-        "How much earlier a consumer of the update stream starts where only a time is given: clocks differ, and the "
+        "How much earlier a consumer of the update stream starts if only a time is given: clocks differ, and the "
         "times in a log do not rise evenly.",
         30.0,
         bounds=(0, 86_400),

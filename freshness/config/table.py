@@ -52,7 +52,7 @@ class Table:
 
     @property
     def is_valid(self) -> bool:
-        """Whether there was no report since this table was taken up."""
+        """Whether no problem was reported since the table was opened."""
         return len(self.reading.problems) == self._before
 
     @property
@@ -71,8 +71,8 @@ class Table:
     def read(
         self, key: str, reader: Callable[[Table], Read | None], *, required: bool = False, expected: str = ""
     ) -> Read | None:
-        """The value that a reader makes of the table under a key, which is empty if it is left out. ``expected``: for
-        the report of anything else than a table."""
+        """The value that a reader makes of the table under a key, which is empty if it is left out. ``expected``:
+        text of the report for another value than a table."""
         where, found = self._place(key), self.found.get(key, {})
         if isinstance(found, dict) and (key in self or not required):
             return reader(Table(self.reading, where, found))
@@ -94,7 +94,7 @@ class Table:
                 yield name, Table(self.reading, f"{self.where}.{name}", found)
 
     def array(self, key: str, expected: str) -> Iterator[Table]:
-        """The tables of an array. ``expected``: for the report of anything else."""
+        """The tables of an array. ``expected``: text of the report for another value."""
         found = self.found.get(key, [])
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             self.report(key, kind_of(found), expected)
@@ -109,7 +109,7 @@ class Table:
         return kind(**values) if len(self.reading.problems) == before else None
 
     def values(self, kind: type, *, also: Collection[str] = (), raw: Collection[str] = ()) -> dict[str, Any]:
-        """The valid settings. ``also``: keys that are no settings; ``raw``: not converted here."""
+        """The valid settings. ``also``: keys that are not settings; ``raw``: keys that are not converted here."""
         settings = list(settings_of(kind))
         self._refuse_unknown([*(item.name for item, _ in settings), *also])
         values: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def _is_required(item: Field[Any]) -> bool:
 
 
 def shown(value: object) -> str:
-    """A found value for a message; only its kind if it is no scalar or may hold a password."""
+    """A found value for a message; only its kind if it is not a scalar or may hold a password."""
     if isinstance(value, str):
         if "@" in value or "://" in value:
             return "a text that may hold a password"

@@ -1,4 +1,4 @@
-"""Where a vtgate is, what is asked of it, and how to log in: ``vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?option=…``.
+"""The address of a vtgate, its options, and its login: ``vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?option=…``.
 
 Plain data without grpcio, so that reading a configuration needs no package of its own. The password is in no repr, no
 message and no log. Used by ``freshness.config.keyspace`` and ``invalidator.vstream.source``.
@@ -39,8 +39,8 @@ _EXPECTED: Final = "expected vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_ty
 class VtgateAddress:
     """``tls_ca``, ``tls_cert``, ``tls_key``: PEM files; ``tls`` without ``tls_ca`` trusts what the system trusts.
 
-    ``cells``: where tablets may be, comma separated; empty leaves it to vtgate. ``chunk_bytes``: transactions beyond
-    that size come in pieces, so that vtgate need not hold them; 0 is vtgate's default, whole ones.
+    ``cells``: cells of the tablets, comma separated; empty leaves them to vtgate. ``chunk_bytes``: transactions
+      beyond that size come in pieces, so that vtgate need not hold them; 0 is vtgate's default, whole ones.
     """
 
     host: str

@@ -32,7 +32,7 @@ Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, ValueError)
-"""Errors of a connection attempt. Another exception, such as a signal handler's, is no answer of the server."""
+"""Errors of a connection attempt. Another exception, such as a signal handler's, does not come from the server."""
 
 TIMEOUT_HINT: Final = "make the statement quicker, or raise query_timeout_seconds of the keyspace"
 
@@ -68,7 +68,7 @@ _UNSUITABLE: Final[dict[int, str]] = {
     3854: _VALUE_HINT,
 }
 _LOGIN_REFUSED: Final = frozenset((1045, 1698))
-"""The password was refused. Where it is not in the configuration itself, the next try may find another one."""
+"""The password was refused. If it comes from outside of the configuration, the next try may find another one."""
 
 _TIMED_OUT: Final = frozenset((1969, 3024))
 """The server has ended the statement at the session's bound."""
@@ -109,7 +109,7 @@ def connect(
         raise SourceUnavailable(
             f"{address.host}:{address.port}: connecting: {error.message}", hint=error.hint or AGAIN_HINT
         ) from error
-    # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
+    # On loopback TLS only costs; elsewhere it is negotiated if the server offers it.
     is_plain = address.tls is False or (context is None and address.host in _LOOPBACK)
     try:
         connection = pymysql.Connection(
@@ -260,7 +260,7 @@ def server_identity(connection: Connection, flavor: str) -> str:
     """The name by which a server is known again, also after a restart and under another address.
 
     MySQL: its server_uuid. MariaDB: server id, host and port, since a server that replaces another one may have its
-    server id; and where the server has one, the uid that it makes of its machine. Errors come out as they are.
+    server id; and the uid that it makes of its machine, if any. Errors come out as they are.
     """
     if flavor == "mysql":
         [(identity,)] = read_rows(connection, "SELECT @@global.server_uuid")

@@ -38,7 +38,7 @@ Cascades: TypeAlias = Mapping[str, frozenset[Cause]]
 def find_cascades(
     connection: Connection, database: str, tables: Iterable[str]
 ) -> dict[str, frozenset[Cause]]:
-    """The cascades that reach these tables of the database. Raises `SourceUnsuitable` where the columns of a foreign
+    """The cascades that reach these tables of the database. Raises `SourceUnsuitable` if the columns of a foreign
     key are hidden from the account."""
     causes: dict[Cause, set[Cause]] = {}
     for row in read_rows(connection, _FOREIGN_KEYS):

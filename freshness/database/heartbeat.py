@@ -63,8 +63,8 @@ class HeartbeatWriter:
     """Writes one invalidator's row to the primary. Not thread-safe.
 
     ``instance`` must be unique among the invalidators of this database: two of one name would count each other's
-    row as their own round trip (F71). ``topology``: the number of the configuration for ``namespace``. Where a later
-    one is in force nothing is written, so that an invalidator with a former file vouches for no node (F102).
+    row as their own round trip (F71). ``topology``: the number of the configuration for ``namespace``. If a later
+    one is in force nothing is written, so that an invalidator with an old file vouches for no node (F102).
     ``lineage``: the shard's own, for the row with the number.
     """
 
@@ -103,7 +103,7 @@ class HeartbeatWriter:
         self._sequence: int | None = None
 
     def create(self) -> None:
-        """Create the table and the epoch row where they are missing. Raises as `prepare`."""
+        """Create the table and the epoch row if they are missing. Raises as `prepare`."""
         self._execute(_CREATE)
         self._execute(_CREATE_EPOCH)
 
@@ -111,7 +111,7 @@ class HeartbeatWriter:
         """`create`; put the number of the topology in force; delete
         rows that are a day old.
 
-        Raises `SourceUnavailable`, or `SourceUnsuitable` where the account lacks a privilege.
+        Raises `SourceUnavailable`, or `SourceUnsuitable` if the account lacks a privilege.
         """
         self.create()
         if self._deployment["topology"] != 1:
@@ -152,7 +152,7 @@ class HeartbeatWriter:
                 self._execute("ROLLBACK")
 
     def take_sequence(self) -> int:
-        """The next sequence number. It is never given again, even where nobody knows whether its row was written.
+        """The next sequence number. It is never given again, even if it is unknown whether its row was written.
         Raises as `prepare`."""
         if self._sequence is None:
             rows, _ = self._execute(
@@ -216,7 +216,7 @@ class HeartbeatWriter:
         return int(rows[0][0])
 
     def raise_epoch(self) -> int:
-        """Declare the former history lost (F28, F29): positions of another epoch compare as UNKNOWN. Returns the
+        """Declare the history lost (F28, F29): positions of another epoch compare as UNKNOWN. Returns the
         new epoch."""
         self._execute(f"UPDATE {HEARTBEAT_TABLE} SET epoch = epoch + 1 WHERE id = %s", (EPOCH_ROW,))
         return self.epoch()
@@ -255,7 +255,7 @@ class HeartbeatWriter:
 
 
 def parse_heartbeat(row: Mapping[str, object]) -> Heartbeat:
-    """Read a row of the heartbeat table. Raises `FormatError` where it is not one."""
+    """Read a row of the heartbeat table. Raises `FormatError` if it is not one."""
     numbers: list[int] = []
     for name in ("sequence", "min_us", "max_us", "epoch"):
         value = row.get(name)

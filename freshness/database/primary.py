@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 class Primary:
     """One connection, opened when it is needed and again after an error.
 
-    ``flavor``: of its positions; ``read_epoch``: returns the epoch of the heartbeat table, for `read_head`. All
-    methods raise `SourceUnavailable` or `SourceUnsuitable`.
+    ``flavor``: flavor of its positions; ``read_epoch``: returns the epoch of the heartbeat table, for
+      `read_head`. All methods raise `SourceUnavailable` or `SourceUnsuitable`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Primary:
 
     def read_head(self) -> Head:
         """Epoch, position and identity. The epoch is read first: a position with an older epoch is UNKNOWN, which is
-        safe. On a new connection: an old one outlives the role of its server, where a name comes to mean another one.
+        safe. On a new connection: an old one outlives the role of its server, once its name leads to another one.
         """
         self.close()
         epoch = self._read_epoch()

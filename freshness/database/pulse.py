@@ -57,7 +57,7 @@ class Pulse:
         self._writer.close()
 
     def find_begun(self, sequence: int) -> float | None:
-        """When this process began to write that heartbeat; None where it did not, or long ago.
+        """When this process began to write that heartbeat; None if it did not, or long ago.
 
         The stream often brings a heartbeat before its commit has returned here, and one whose answer was lost.
         """

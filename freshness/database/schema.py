@@ -61,12 +61,12 @@ def key_columns(
     is_unique: bool = False,
     ordered_by: tuple[str, ...] = (),
 ) -> tuple[KeyColumn, ...]:
-    """The columns of the primary key, in the key's order; or those of ``names``, where they are the key of an object.
+    """The columns of the primary key, in the key's order; or those of ``names``, if they are the key of an object.
 
     ``is_unique``: the columns must find one row. A row with NULL in one of them has no key, so a unique index may
     have nullable columns. ``ordered_by``: columns that order a list of rows. They need not be of a type for keys.
 
-    ``database``: that of the session, as messages name it. Where a session of vtgate names a shard, `DATABASE()` is
+    ``database``: database of the session, for messages. If a session of vtgate names a shard, `DATABASE()` is
     the one that its tablets have, and no other name is known there.
 
     Raises `ConfigError`: no such table or column, a view, no primary key, no unique index, a key over part of a
@@ -203,7 +203,7 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
     return KeyColumn(
         name,
         kind,
-        # MySQL takes text that is no label of an ENUM for a number of one: its keys are not exact.
+        # MySQL takes text that is not a label of an ENUM for a number of one: its keys are not exact.
         str(collation) if kind is ColumnKind.STRING and data_type != "enum" else "",
         length,
         int(scale) if kind in (ColumnKind.DECIMAL, ColumnKind.DATETIME) else None,

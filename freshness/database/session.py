@@ -80,7 +80,7 @@ stored function has changed it, or a proxy has chosen another one."""
 def set_up_sql(flavor: str, timeout_seconds: float, *, keeps: bool = False) -> str:
     """One statement that sets the variables of a read. ``timeout_seconds``: bound of each statement, in seconds.
 
-    ``keeps``: whether the session is somebody's and gets its own values again by `put_back_sql`.
+    ``keeps``: whether `put_back_sql` restores the values of a session that belongs to the application.
     """
     values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
     kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _kept(flavor)] if keeps else []

@@ -37,9 +37,9 @@ _HEARTBEATS: Final = f"SELECT id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE
 
 @dataclass(frozen=True, slots=True)
 class VitessShard:
-    """One shard and which of its tablets to read. ``lineage``: as the invalidator's configuration names it.
+    """One shard and which of its tablets to read. ``lineage``: name in the invalidator's configuration.
 
-    ``tablet``: the alias of one tablet (``zone1-101``), which Vitess 24 and later can be told.
+    ``tablet``: the alias of one tablet (``zone1-101``), which Vitess 24 and later can target.
     """
 
     keyspace: str
@@ -100,8 +100,8 @@ def read_purged(shard: Shard) -> Position:
 
 @dataclass(slots=True)
 class TabletRead:
-    """``token``: all that is read shows its position. None where no invalidator has prepared the shard yet, and, at
-    the end of the transaction, where vtgate changed the tablet on the way."""
+    """``token``: all that is read shows its position. None if no invalidator has prepared the shard yet, and, at the
+    end of the transaction, if vtgate changed the tablet on the way."""
 
     token: EventToken | None
 

@@ -28,7 +28,7 @@ _KEY: Final = """SELECT column_name FROM information_schema.key_column_usage
 @dataclass(frozen=True, slots=True)
 class WalkedColumn:
     """A column as the schema has it. ``kind``: its type without bounds, in small letters; ``whole_type``: with them.
-    ``octets`` and ``charset``: of text and bytes, else 0 and empty."""
+    ``octets`` and ``charset``: size in bytes and character set of text and bytes, else 0 and empty."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class WalkedTable:
 
 
 def read_walked_table(connection: Connection, name: str) -> WalkedTable | None:
-    """The columns and the key of a table now; None where there is no such table. Raises `ConfigError` for a table
+    """The columns and the key of a table now; None if there is no such table. Raises `ConfigError` for a table
     without a primary key. Errors of pymysql come out as they are."""
     rows = read_rows(connection, _COLUMNS, (name,))
     key = tuple(str(column) for (column,) in read_rows(connection, _KEY, (name,)))
@@ -82,7 +82,7 @@ def above_key(key: Sequence[str], border: Sequence[Any] | None) -> tuple[str, li
     parts: list[str] = []
     parameters: list[Any] = []
     for place, name in enumerate(key):
-        equal = [f"{quote_name(former)} = %s" for former in key[:place]]
+        equal = [f"{quote_name(earlier)} = %s" for earlier in key[:place]]
         parts.append("(" + " AND ".join([*equal, f"{quote_name(name)} > %s"]) + ")")
         parameters += border[: place + 1]
     return " OR ".join(parts), parameters

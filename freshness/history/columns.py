@@ -56,9 +56,9 @@ CHANGES: Final = (
         "list<binary>",
         False,
         "Those of the items whose whole value is this row: the digests are theirs. Only of objects by the primary "
-        "key, and no former key.",
+        "key, without the key before a change.",
     ),
-    Column("key", "string", True, "The row's primary key as JSON, where the table has one."),
+    Column("key", "string", True, "The row's primary key as JSON, if the table has one."),
     Column("before", "string", True, "The row before as JSON."),
     Column("after", "string", True, "The row after as JSON."),
     Column("before_digest", "binary", True, "Digest of the row before, see `freshness.values.codec`."),

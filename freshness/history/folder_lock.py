@@ -13,9 +13,8 @@ from freshness.errors import ConfigError
 
 
 def lock_folder(folder: Path, name: str, what: str) -> IO[bytes]:
-    """Hold the folder until the result is closed, or the process ends. ``name``: of the lock's file.
-
-    Raises `ConfigError` where another run holds it: "FOLDER is being ``what`` by another run".
+    """Hold the folder until the result is closed, or the process ends. ``name``: name of the lock's file. Raises
+    `ConfigError` if another run holds it: "FOLDER is being ``what`` by another run".
     """
     file = (folder / name).open("wb")
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_recorder(config: Config, on_drop: Callable[[int], None] | None = None) -> Recorder | None:
-    """The recorder that ``[history]`` asks for; None where nothing is recorded. ``on_drop``: see `Recorder`."""
+    """The recorder that ``[history]`` asks for; None if nothing is recorded. ``on_drop``: see `Recorder`."""
     history = config.history
     if history.path is None:
         return None

@@ -57,7 +57,7 @@ class Recorder:
     `freshness.algorithm.witness`.
 
     It begins with its first action, and again after `close` and in a forked process, each time as a new client.
-    ``on_drop`` is told how many actions are dropped; it must return soon.
+    ``on_drop`` is called with the number of dropped actions; it must return soon.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class _Session:
 
 def _digest(payload: bytes | None) -> bytes | None:
     """The digest of a row, which equals the archive's digest of the same row; of any other value, of its encoding,
-    compressed or not. None, too, where it cannot be unpacked."""
+    compressed or not. None, too, if it cannot be unpacked."""
     if payload is None:
         return None
     try:

@@ -12,7 +12,7 @@ The contract of the callers:
 * the database is asked for `KeyBuilder.parse` of the identity, so that one identity is one question;
 * a row is stored only if the key built from the row's own stored values has the same item and identity as the
   requested one: the binlog names rows by their stored values, so only those slots are ever invalidated;
-* "no such row", and composites, are stored only where ``is_exact``: nothing stored tells which slot an
+* "no such row", and composites, are stored only if ``is_exact``: nothing stored determines which slot an
   invalidation will name when the row appears.
 
 Item keys that start with ``<namespace>:!`` belong to node records; no object name can start with "!".
@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}", re.ASCII)
 
 
 class CacheKey(NamedTuple):
-    """Where an object is stored (``item``), which one it is (``identity``); see the module for ``is_exact``."""
+    """The place of an object (``item``) and its ``identity``; see the module for ``is_exact``."""
 
     item: bytes
     identity: bytes
@@ -87,7 +87,7 @@ class KeyBuilder:
         """The values that an identity stands for, in the order of the columns: what the database is asked for.
 
         Raises `FormatError` for a value that the column cannot hold; another `ValueError`, or `ArithmeticError`, for
-        bytes that are no identity of this object.
+        bytes that are not an identity of this object.
         """
         parts = identity.decode("ascii").split(":")
         return tuple(column.parse(part) for column, part in zip(self.columns, parts, strict=True))

@@ -106,7 +106,8 @@ class KeyColumn:
     def ignores_ascii_case(self) -> bool:
         """True iff A equals a, for all of ASCII and whatever stands beside it, for certain.
 
-        Only collations without a language: a Turkish one tells I from i, a Danish one may tell aA from aa.
+        Only collations without a language: a Turkish one distinguishes I from i, a Danish one may distinguish aA
+        from aa.
         """
         return _PLAIN_CASELESS.fullmatch(self.collation) is not None
 
@@ -130,8 +131,8 @@ class KeyColumn:
         """The value with this fine spelling, as a client reads it: int, str, bytes, Decimal, date, datetime.
 
         A date that Python lacks, such as the zero date, is text. Raises `FormatError` for more digits after the
-        point than the column holds: servers round them where they look into an index, and find the row of another
-        value. Raises another `ValueError`, or `ArithmeticError`, for text that is no spelling.
+        point than the column holds: servers round them to look into an index, and find the row of another
+        value. Raises another `ValueError`, or `ArithmeticError`, for text that is not a spelling.
         """
         if self.scale is not None and len(fine.partition(".")[2]) > self.scale:
             raise FormatError(
@@ -165,7 +166,7 @@ class KeyColumn:
             raise self.refusal(value, "text without lone surrogates") from error
 
     def _spell_other(self, value: object) -> str | None:
-        """One spelling, or None where the value does not fit the kind."""
+        """One spelling, or None if the value does not fit the kind."""
         if isinstance(value, (bool, float)):
             return None
         match self.kind:

@@ -20,7 +20,7 @@ _HINT = 'expected hexadecimal bytes around a dash, as in "-80", "40-80", "80-", 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """From ``start`` up to and without ``end``; an empty ``end`` is no upper limit. `KeyRange()` is everything."""
+    """From ``start`` up to and without ``end``; an empty ``end`` means no upper limit. `KeyRange()` is everything."""
 
     start: bytes = b""
     end: bytes = b""
@@ -43,7 +43,7 @@ class KeyRange:
         return cls(bytes.fromhex(match[1]), bytes.fromhex(match[2]))
 
     def format(self) -> str:
-        """The canonical text; ``-`` for everything (also where it was read from ``0``)."""
+        """The canonical text; ``-`` for everything (also if it was read from ``0``)."""
         return f"{self.start.hex()}-{self.end.hex()}"
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ def open_entry_keys(
     """The keys of entries, without stripes and node records. An entry that is there all the while is among them; one
     can come twice.
 
-    Raises `NodeUnavailable` where not all are listed, `NodeUnsuitable` where the node lists none.
+    Raises `NodeUnavailable` if not all are listed, `NodeUnsuitable` if the node lists none.
     """
     require_listing(access)
     seconds = TIMEOUT_SECONDS

@@ -113,7 +113,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
             }
 
     def read_lines(self, command: bytes) -> Generator[bytes]:
-        """The lines of the answer to a command that is no request, without their ``\\n``, as they come, until the
+        """The lines of the answer to a command that is not a request, without their ``\\n``, as they come, until the
         server closes the connection. At the end it is closed in any case. Fails as `send`."""
         rest = b""
         try:
@@ -299,7 +299,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
     def _write_piece(self, connected: socket.socket, commands: list[bytes]) -> None:
         """Write commands of any size without waiting for a server that itself waits for us to read.
 
-        The server read all of the former flow before it gave its last answer, so there is room for the beginning
+        The server read all of the previous flow before it gave its last answer, so there is room for the beginning
         of a flow.
         """
         self._receive_bytes = RECEIVE_BYTES
@@ -311,12 +311,12 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
             # A socket that waits in the kernel would wait until all is taken, and the server may wait for us.
             sent = connected.send(data, socket.MSG_DONTWAIT if self._waits_in_kernel else 0)
         except BlockingIOError:
-            sent = 0  # the former piece of this flow has taken all the room
+            sent = 0  # the previous piece of this flow has taken all the room
         if sent < len(data):
             self._write_and_read(connected, [memoryview(data)[sent:]])
 
     def _write_and_read(self, connected: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write the pieces as the socket takes them, and keep what comes back meanwhile for `receive`."""
+        """Write the pieces as the socket takes them, and keep the bytes that come back for `receive`."""
         received = []
         connected.settimeout(0)
         for piece in pieces:
@@ -359,7 +359,7 @@ def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return command(*arguments, **options)
     except MemcacheUnexpectedCloseError as error:
         raise ConnectionResetError("the server closed the connection") from error
-    except (MemcacheError, LookupError, ValueError) as error:  # the latter two where it trusts a line too far
+    except (MemcacheError, LookupError, ValueError) as error:  # the latter two if it trusts a line too far
         raise ProtocolError(f"{type(error).__name__} {error}") from error
 
 
@@ -371,7 +371,7 @@ def _texts(stats: Mapping[bytes, object]) -> dict[str, str]:
 
 
 def _wait_in_kernel(connected: socket.socket, timeout_seconds: float) -> bool:
-    """Let the kernel bound each wait, where it can: Python's own timeouts cost a ``poll`` before every call.
+    """Let the kernel bound each wait, if it can: Python's own timeouts cost a ``poll`` before every call.
 
     Not for TLS, nor for sockets that another library has put in the place of Python's (gevent), which would
     wait without end.

@@ -1,8 +1,8 @@
 """A cache node in this process: the reference implementation, the simulator's node, the embedded backend.
 
 It models what of memcached the algorithm can trip over: versions from a counter that starts again at a
-restart (F8), TTL in whole seconds, stubs and their lease, LRU eviction, refusals for memory that drop the former
-item. It must stay deterministic: time comes from the clock it is given, and the order of eviction from the order
+restart (F8), TTL in whole seconds, stubs and their lease, LRU eviction, refusals for memory that drop the old item.
+It must stay deterministic: time comes from the clock it is given, and the order of eviction from the order
 of use. It never waits and never logs.
 """
 
@@ -104,8 +104,7 @@ class MemoryStore:
         return None if entry is None else self._item(entry)
 
     def state(self) -> Hashable:
-        """Everything a later answer depends on, except the clock: for an explorer that remembers where it
-        was.
+        """Everything a later answer depends on, except the clock: for an explorer that remembers its states.
 
         The order of use is part of it only where something can be evicted.
         """
@@ -223,8 +222,7 @@ class MemoryStore:
         return entry
 
     def _refuse(self, request: Add | Cas) -> Refused | None:
-        """Why the item cannot be stored; then the former item is dropped, whatever its version, as memcached
-        does."""
+        """Why the item cannot be stored; then the old item is dropped, whatever its version, as memcached does."""
         if len(request.key) + len(request.value) + ITEM_OVERHEAD_BYTES > self.item_size_max:
             self._entries.pop(request.key, None)
             return Refused(TOO_LARGE)
@@ -232,8 +230,7 @@ class MemoryStore:
         return None
 
     def _make_room(self, key: bytes) -> None:
-        """Make sure that one more item can be stored: room is taken before the former item gives its own
-        back."""
+        """Make sure that one more item can be stored: room is taken before the old item gives its own back."""
         if self.capacity_items is None or len(self._entries) < self.capacity_items:
             return
         for expired in [other for other in self._entries if self._find(other) is None]:

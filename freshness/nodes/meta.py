@@ -10,11 +10,10 @@ its position, except that a quiet request answers nothing when it did the usual 
   answers nothing at all;
 * ``mn`` answers ``MN``.
 
-So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: what comes before
-its ``MN`` belongs to the run, what comes after it does not. Hence an error line is known to be a `Cas`'s own
-(`Refused`), or it is one of a quiet run's, and nobody knows whose: then the flow fails, or, where the run is a
-`Strikes`, all its appends count as refused. Called by ``freshness.nodes.memcached`` alone. It must never guess: what
-does not fit raises `ProtocolError`.
+So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: answers before its ``MN``
+belong to the run, later ones do not. Hence an error line is known to be a `Cas`'s own (`Refused`), or it belongs to a
+quiet run, to an unknown request: then the flow fails, or, if the run is a `Strikes`, all its appends count as
+refused. Called by ``freshness.nodes.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class Plan:
     """How the answer to a flow is to be read.
 
     ``replies``: one per request; already right for the quiet ones, of which usually nothing is heard.
-    ``awaited``: what the node will say, with the index of the request; for a fence the index after its run. None
-    where every request is a `Get`, and ``replies`` is empty then.
+    ``awaited``: answers of the node, with the index of the request; for a fence the index after its run. None if
+    every request is a `Get`, and ``replies`` is empty then.
     """
 
     requests: Sequence[Request]
@@ -99,9 +98,8 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     """The commands of a flow and the plan for its answer. Raises `FormatError` for a key or TTL nobody could
     take.
 
-    ``connection`` numbers the connection. It is the upper part of every version, so that a version read on a
-    former one, perhaps from a process that has been restarted since and counts from the beginning again, fits
-    no item (F8).
+    ``connection`` numbers the connection. It is the upper part of every version, so that a version read on an earlier
+    one, perhaps from a process that has been restarted since and counts from the beginning again, fits no item (F8).
     """
     versions_from = connection * VERSION_LIMIT
     # By type: it is a sequence in the sense of collections.abc, and to ask that costs more than to encode a Get
@@ -282,7 +280,7 @@ class ReplyReader:
         self._position = position
 
     def take_values(self, found: list[Any], count: int) -> None:
-        """Add ``count`` replies to ``mg KEY v``: values, None where the key is absent."""
+        """Add ``count`` replies to ``mg KEY v``: values, None if the key is absent."""
         if not count:
             return
         buffer, position = self._buffer, self._position
@@ -416,7 +414,7 @@ def _read_item(reader: ReplyReader, versions_from: int) -> Reply:
 
 
 def read_value(reader: ReplyReader) -> bytes | None:
-    """The whole answer to ``mg KEY v``: the value, or None where the key is absent."""
+    """The whole answer to ``mg KEY v``: the value, or None if the key is absent."""
     value = _read_value(reader)
     reader.expect_end()
     return value

@@ -1,7 +1,7 @@
 """The keys that a memcached node holds, by ``lru_crawler metadump hash`` (memcached's doc/protocol.txt).
 
-The crawler walks the hash table, in which an item stays where it is. ``all`` walks the lists of a living cache, and
-reads move items between those: on a node that was read meanwhile it listed 1,597 of 4,000 keys (memcached 1.6.18).
+The crawler walks the hash table, in which items do not move. ``all`` walks the lists of a living cache, and
+reads move items between those: on a node with concurrent reads it listed 1,597 of 4,000 keys (memcached 1.6.18).
 The dump is taken as fast as it comes and kept in a temporary file, so that the crawler never waits for us.
 Never a partial list as if it were whole: a dump without its END raises. Called by ``freshness.nodes.listing``.
 """
@@ -43,7 +43,7 @@ def open_dump(
 ) -> Iterator[Iterator[bytes]]:
     """The keys of entries, without stripes and node records, as they come in the dump.
 
-    Raises `NodeUnavailable` where the dump is cut or the crawler stays busy, `NodeUnsuitable` where it is off.
+    Raises `NodeUnavailable` if the dump is cut or the crawler stays busy, `NodeUnsuitable` if it is off.
     """
     with tempfile.TemporaryFile() as spool:
         for _ in range(BUSY_RETRIES_MAX):

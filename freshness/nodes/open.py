@@ -1,6 +1,6 @@
 """Opens a connection to a cache node of the configured technology.
 
-Each technology is imported where it is used, so that an application installs only the client that it needs.
+Each technology is imported on first use, so that an application installs only the client that it needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from freshness.network import BLOCKING, Network
 from freshness.nodes.servernode import Reach
 
 TIMEOUT_SECONDS: Final = 1.0
-"""How long a node is waited for where nothing else is configured."""
+"""Default time-out of a node, in seconds."""
 
 
 def open_node(

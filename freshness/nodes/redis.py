@@ -65,7 +65,7 @@ RIGHTS: Final = "+@scripting +@string +del +exists +pttl +scan +info +config|get
 at the node."""
 
 _SCRIPT_REFUSED: Final = ("user executing the script", "ACL failure in script")
-"""Redis and Valkey where a user may run a script, and not a command of it."""
+"""Errors of Redis and Valkey if a user may run a script, but not a command in it."""
 
 _Pending: TypeAlias = list[tuple[int, DecodeAnswers]]
 

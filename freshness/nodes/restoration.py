@@ -27,8 +27,8 @@ STOP_SECONDS_MAX = 10.0
 
 
 class Restoration:
-    """``read_stream`` answers `ReadStream`: how far the stream of this process is. ``hurry``: see `Pulse.hurry`; it
-    is called where a heartbeat is waited for. Both are safe from another thread."""
+    """``read_stream`` answers `ReadStream`: how far the stream of this process is. ``hurry``: see `Pulse.hurry`;
+    called to wait for a heartbeat. Both are safe from another thread."""
 
     def __init__(
         self,

@@ -76,8 +76,7 @@ local function identity() return number('server', 'run_id') .. number('replicati
 local function is_gone(item)
   return string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= identity()
 end
-"""
-"""``is_gone``: whether an item is bound to another process, and so counts as absent."""
+""" """``is_gone``: True for an item of another process, which counts as absent."""
 
 GET_BOUND_SCRIPT: Final = (
     _IDENTIFY
@@ -225,8 +224,7 @@ def _draw_version() -> bytes:
 
 
 def _encode_version(version: int) -> bytes:
-    """The bytes to compare with the first bytes of an item; bytes that begin no item, if there is no such
-    version."""
+    """The bytes to compare with the first bytes of an item; bytes that begin no item if no such version exists."""
     if 0 < version < 1 << 8 * VERSION_BYTES:
         return version.to_bytes(VERSION_BYTES)
     return b"no version"

@@ -69,5 +69,5 @@ def _items_of(
             if value is UNREADABLE:
                 raise FormatError(f"column {table}.{column.name} is not in the binary log")
             values.append(column.pad(value) if isinstance(value, bytes) else value)
-        if None not in values:  # NULL is no key: the row belongs to no object
+        if None not in values:  # a row with NULL belongs to no object
             yield definition.builder.build(values).item

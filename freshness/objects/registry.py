@@ -29,7 +29,7 @@ KeyspaceId = Callable[[str, object], bytes]
 
 @dataclass(frozen=True, slots=True)
 class ShardFinder:
-    """Finds the shard of a key. ``place``: of the sharding column among the key's columns.
+    """Finds the shard of a key. ``place``: index of the sharding column among the key's columns.
 
     ``policies``: the object's policy in each serving shard, by key range.
     """
@@ -55,8 +55,8 @@ class ShardFinder:
 class ObjectDefinition:
     """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order.
 
-    ``policy`` is of the object in all serving shards. ``shards`` is None where the key does not name the shard, or
-    where there is one shard: then each entry depends on every serving shard.
+    ``policy`` is of the object in all serving shards. ``shards`` is None if the key does not name the shard, or
+    if there is one shard: then each entry depends on every serving shard.
     """
 
     config: ObjectConfig
@@ -86,10 +86,9 @@ class ObjectDefinition:
 
 
 KeyColumns = Callable[[str, str, tuple[str, ...], bool, tuple[str, ...]], tuple[KeyColumn, ...]]
-"""(keyspace, table, columns, whether they must find one row, columns that order a list of rows) → the former columns,
-in this order; the primary key in key order where none is named.
-
-Raises `ConfigError` where they must find one row and several rows can have the same values, NULL left out."""
+"""(keyspace, table, columns, whether they must find one row, columns that order a list of rows) → these columns, in
+this order; the primary key in key order if none is named. Raises `ConfigError` if they must find one row and several
+rows can have the same values, NULL left out."""
 
 
 def build_registry(
@@ -153,7 +152,7 @@ def _find_shards(
     policy: ObjectPolicy,
     keyspace_id: KeyspaceId,
 ) -> ShardFinder | None:
-    """None where there is one shard, or where a row of the object can be in any: the sharding column is not in the
+    """None if there is one shard, or if a row of the object can be in any: the sharding column is not in the
     key of each of its tables, at the same place."""
     sharding = keyspace.sharding
     if sharding is None:

@@ -22,7 +22,7 @@ _LENGTH_BYTES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CommitToken:
-    """``tokens``: one for each lineage, in the order of their names. Raises `FormatError` where there is none."""
+    """``tokens``: tokens of the lineages, in the order of their names. Raises `FormatError` if there is none."""
 
     tokens: tuple[EventToken, ...]
 
@@ -46,8 +46,8 @@ class CommitToken:
     def union(self, other: CommitToken) -> CommitToken:
         """The commits of both.
 
-        Where a lineage has two epochs the lower one stays. Nothing of the present epoch compares with it, so reads go
-        to the primary. Raises `FlavorMismatch` where one lineage has positions of two flavors.
+        If a lineage has two epochs the lower one stays. Nothing of the present epoch compares with it, so reads go
+        to the primary. Raises `FlavorMismatch` if one lineage has positions of two flavors.
         """
         return CommitToken.of((*self.tokens, *other.tokens))
 

@@ -40,7 +40,7 @@ class MariadbGtid(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """Where a domain stands: its highest sequence number, and the servers named at that number."""
+    """The head of a domain: its highest sequence number, and the servers named at that number."""
 
     sequence: int
     servers: frozenset[int]
@@ -75,7 +75,7 @@ class MariadbPosition(Position):
         """Read a position: the union of the GTIDs that it names. "" is the empty position.
 
         A sequence number 0 is accepted, since an operator can set a server to it; it means "nothing yet".
-        Raises `FormatError`; `FlavorMismatch` where the text is a MySQL GTID set.
+        Raises `FormatError`; `FlavorMismatch` if the text is a MySQL GTID set.
         """
         if _LOOKS_MYSQL.match(text.strip()):
             raise FlavorMismatch(
@@ -156,8 +156,8 @@ class MariadbPosition(Position):
     def intersection(self, other: Position) -> MariadbPosition:
         """See `Position.intersection`: the lower sequence wins in each domain that both have.
 
-        Where both stand at one sequence with no server in common, the domain is left out: what they share
-        ends somewhere below that number, at an unknown server. The result serves to resume a stream: a position
+        If both stand at one sequence with no server in common, the domain is left out: their common part ends
+        somewhere below that number, at an unknown server. The result serves to resume a stream: a position
         that is too small only sends events again, and one that is too large would skip events.
         """
         theirs = _same_flavor(other)._heads

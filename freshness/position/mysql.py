@@ -56,7 +56,7 @@ class MysqlGtidSet(Position):
 
     @classmethod
     def of(cls, sid: str, number: int, tag: str = "") -> MysqlGtidSet:
-        """The set of one GTID. Raises `FormatError` where sid is no UUID, or for a bad tag or number."""
+        """The set of one GTID. Raises `FormatError` for a sid that is not a UUID, or a bad tag or number."""
         if not 1 <= number <= GTID_NUMBER_MAX:
             raise FormatError(f"GTID number {number} of {sid}", hint=f"expected 1 to {GTID_NUMBER_MAX}")
         return _from_borders({_source_of(sid, tag): (number, number + 1)})
@@ -65,7 +65,7 @@ class MysqlGtidSet(Position):
     def parse(cls, text: str) -> MysqlGtidSet:
         """Read a GTID set. Blanks, line breaks, upper case, repeated UUIDs are accepted; "" is the empty set.
 
-        Raises `FormatError`; `FlavorMismatch` where the text is a MariaDB position.
+        Raises `FormatError`; `FlavorMismatch` if the text is a MariaDB position.
         """
         return _from_borders(_parse_sources(text))
 
@@ -233,7 +233,7 @@ def _covers(borders: Borders, wanted: Borders) -> bool:
 
 
 def _unite(borders: Borders, added: Borders) -> Borders:
-    """The union; ``borders`` itself where nothing is new. Quick where ``added`` has few intervals."""
+    """The union; ``borders`` itself if nothing is new. Quick where ``added`` has few intervals."""
     if len(added) > len(borders):
         borders, added = added, borders
     if len(added) > 16:
@@ -264,7 +264,7 @@ def _unite_long(one: Borders, two: Borders) -> Borders:
 
 
 def _intersect(one: Borders, two: Borders) -> Borders:
-    """The common numbers, () where there are none."""
+    """The common numbers, () if there are none."""
     common: list[int] = []
     i = j = 0
     while i < len(one) and j < len(two):
@@ -279,7 +279,7 @@ def _intersect(one: Borders, two: Borders) -> Borders:
 
 
 def _cut(borders: Borders, removed: Borders) -> Borders:
-    """The numbers that are not in ``removed``, () where none is left."""
+    """The numbers that are not in ``removed``, () if none is left."""
     kept = (1, *removed) if removed[0] > 1 else removed[1:]  # borders of all other numbers, but for their end
     return _intersect(borders, (*kept, max(borders[-1], removed[-1]) + 1))
 

@@ -96,9 +96,8 @@ class Position(ABC):
         """The canonical text, which a server of its flavor accepts."""
 
     def compare(self, other: Position) -> Order:
-        """How this position stands to ``other``: NEWER where it contains it and more.
-
-        UNKNOWN where neither contains the other, and for another flavor.
+        """The order of this position to ``other``: NEWER if it contains it and more. UNKNOWN if neither contains the
+        other, and for another flavor.
         """
         above, below = self.contains(other), other.contains(self)
         if above:

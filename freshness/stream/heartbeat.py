@@ -57,7 +57,7 @@ def token_sql(flavor: str, first_column: str = "") -> str:
 
 
 def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[Any]]) -> EventToken | None:
-    """The token in the answer to `token_sql`; None where the table has no epoch yet: such a read never fills.
+    """The token in the answer to `token_sql`; None if the table has no epoch yet: such a read never fills.
 
     The position is a lower bound of what the server shows: on MariaDB the replica's own position united with the
     watermarks, each of which was visible before its row. ``timestamp_us`` is the newest heartbeat's, 0 without.
@@ -68,7 +68,7 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
     position = _parse_position(flavor, str(rows[0][0] or ""))
     if flavor == "mariadb":
         for row in rows:
-            # A row of a former epoch, of an invalidator that is gone, speaks of a history that was lost.
+            # A row of an older epoch, of an invalidator that is gone, speaks of a history that was lost.
             if is_beat(row[1]) and row[3] and int(row[2]) == epochs[0]:
                 position = position.union(_parse_position(flavor, str(row[3])))
     return EventToken(lineage, shard, epochs[0], max(int(row[4]) for row in rows), position)

@@ -23,11 +23,11 @@ LineOperation: TypeAlias = Literal["insert", "update", "delete", "refresh", "rai
 
 class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, omit_defaults=True):
     """One change of a transaction. ``row`` is its place among the transaction's row changes, -1 for others; with
-    ``gtid`` it tells every row change apart. Op ``refresh``: a row that was read again, for an upsert; its ``row`` is
+    ``gtid`` it identifies every row change. Op ``refresh``: a row that was read again, for an upsert; its ``row`` is
     -1. ``resume``: everything before the transaction was delivered, on its
-    ``last`` line the transaction too; null where nothing is known before it. ``key``, ``before`` and
+    ``last`` line the transaction too; null if nothing is known before it. ``key``, ``before`` and
     ``after`` hold values as ``freshness.values.json`` writes them. ``schema``: the id of the `SchemaLine` that came
-    before; empty where the source does not tell the columns."""
+    before; empty if the source does not describe the columns."""
 
     keyspace: str
     shard: str
@@ -51,9 +51,9 @@ class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, 
 
 
 class SchemaLine(msgspec.Struct, tag_field="event", tag="schema", kw_only=True):
-    """The columns of a table in the next change of it, told before that: at first, and where they changed. ``id`` is
-    the same wherever the layout is the same. ``key``: the names of the primary key's columns; null where it has a
-    hidden column, or is not known. ``token``: of the transaction with the next change; ``resume`` as on its lines."""
+    """The columns of a table in the next change of it, sent before that: at first, and if they changed. ``id`` is
+    the same for the same layout. ``key``: the names of the primary key's columns; null if it has a hidden column, or
+    is not known. ``token``: token of the transaction with the next change; ``resume`` as on its lines."""
 
     id: str
     keyspace: str
@@ -117,7 +117,7 @@ def encode_line(line: Line) -> bytes:
 
 def decode_line(data: bytes) -> Line:
     """The inverse of `encode_line`. Unknown keys are skipped. Raises `FormatError` for an unknown event, a missing
-    key, a value of another type, and bytes that are no JSON."""
+    key, a value of another type, and bytes that are not JSON."""
     try:
         return _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The place where a merged stream resumes, as one opaque text that consumers keep beside their data and send back.
+"""The place at which a merged stream resumes, as one opaque text that consumers keep beside their data and send back.
 
 A vector has, for each lineage of a stream, the position up to which it was delivered. The update stream makes and
 reads it, and so do the Spark jobs. No I/O; ``invalidator.stream.start`` finds each shard's start in it.
@@ -49,7 +49,7 @@ _VERSION: Final = 1
 @dataclass(frozen=True, slots=True)
 class RefreshPlace:
     """How far a refresh has come. ``reached``: by lineage and table, the primary key after which it goes on, with
-    values as ``freshness.values.json`` writes them; None where the table is done. Others begin at their first key."""
+    values as ``freshness.values.json`` writes them; None if the table is done. Others begin at their first key."""
 
     tables: tuple[str, ...]
     reached: Mapping[str, Mapping[str, list[Any] | None]]
@@ -89,8 +89,8 @@ class RefreshPlace:
 class ResumeVector:
     """``tokens``, by lineage: the position up to which it was delivered, and its watermark as the time.
 
-    ``key_range``: what was delivered; the vector says nothing of other rows. ``refresh``: the place of a refresh that
-    is under way.
+    ``key_range``: range that was delivered; the vector says nothing of other rows. ``refresh``: the place of
+      a refresh that is under way.
     """
 
     keyspace: str
@@ -108,7 +108,7 @@ class ResumeVector:
         return min(token.timestamp_us for token in self.tokens.values())
 
     def format(self) -> str:
-        """The text form: safe in URLs, headers and cookies. Raises `FormatError` where it would be too long."""
+        """The text form: safe in URLs, headers and cookies. Raises `FormatError` if it would be too long."""
         out = bytearray((_VERSION,))
         for name in (self.keyspace, self.key_range.format()):
             raw = name.encode("utf-8")

@@ -1,7 +1,7 @@
 """The columns of a table and its primary key, as of a place in the stream.
 
 A source takes them from the log, beside the rows that they describe, so they are right for a row of any age. Set by
-``invalidator.binlog.rows.schema`` and ``invalidator.vstream.schema``; told by ``invalidator.stream.json_lines``.
+``invalidator.binlog.rows.schema`` and ``invalidator.vstream.schema``; sent by ``invalidator.stream.json_lines``.
 No I/O.
 """
 
@@ -15,17 +15,17 @@ from typing import Literal, TypeAlias
 ID_BYTES = 8
 
 KeySource: TypeAlias = Literal["log", "vttablet", "server", "unknown"]
-"""Who told the primary key: the log; vttablet, of the schema that it has for that place; the server, of the schema of
-now, since the log did not tell; nobody."""
+"""The source of the primary key: the log; vttablet, from its schema for that place; the server, from its current
+schema, if the log lacks the key; none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """``type``: the name in SQL, such as ``bigint``. Types that only the server's dictionary tells apart have one
+    """``type``: the name in SQL, such as ``bigint``. Types that only the server's dictionary distinguishes have one
     name: MariaDB's UUID is ``binary``. ``length``: bytes at most of CHAR, VARCHAR, BINARY and VARBINARY (vttablet
-    tells those of the text in utf8mb4), digits of DECIMAL, bits of BIT, else None. ``scale``: digits behind the
-    point, or behind the second. ``charset``: None where the column has none. ``labels``: of ENUM and SET, None where
-    they are not text or cannot be read."""
+    sends those of the text in utf8mb4), digits of DECIMAL, bits of BIT, else None. ``scale``: digits behind the
+    point, or behind the second. ``charset``: character set or None. ``labels``: labels of ENUM and SET, None if they
+    are not text or cannot be read."""
 
     name: str
     type: str
@@ -39,8 +39,8 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """``key``: the names of the primary key's columns, in its order where ``key_source`` is "log". Empty for a table
-    without one, None where the source does not tell."""
+    """``key``: the names of the primary key's columns, in its order if ``key_source`` is "log". Empty for a table
+    without one, None if the source does not report it."""
 
     columns: tuple[TableColumn, ...]
     key: tuple[str, ...] | None

@@ -37,8 +37,8 @@ label in an unknown character set). It is not NULL. A key is never built from it
 class Shape(NamedTuple):
     """The difference between a column's value in the log and the value that a client reads.
 
-    ``rule``: the conversion in ``invalidator.binlog.rows.image``. ``labels``: of a SET, in their order. ``length``:
-    of a BINARY, else 0.
+    ``rule``: the conversion in ``invalidator.binlog.rows.image``. ``labels``: labels of a SET, in their order.
+    ``length``: length of a BINARY in bytes, else 0.
     """
 
     rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "timestamp", "year", "untold"]
@@ -52,8 +52,8 @@ class RowChange:
 
     ``before`` is None for an insert and a refresh, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A
     value of BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
-    ``shapes``: of all columns of the table, present or not; None where the source does not know them.
-    ``schema``: of the table when the row was changed; None where the source does not tell.
+    ``shapes``: shapes of all columns of the table, present or not; None if the source does not know them.
+    ``schema``: schema of the table when the row was changed; None if the source does not report it.
     """
 
     table: str
@@ -90,7 +90,7 @@ class Transaction(NamedTuple):
     position. ``first_row`` is the place of the piece's first change (or item) in the whole. Only the piece with
     ``is_last`` says that the transaction was committed and may enter a position. Pieces without a last one are void:
     the transaction comes again from its first row, or was never committed. The rows of an XA transaction come with
-    the GTID of its commit, if there is one; an XA PREPARE has none. ``size_bytes``: of its row events.
+    the GTID of its commit, if there is one; an XA PREPARE has none. ``size_bytes``: size of its row events in bytes.
     """
 
     position: Position
@@ -122,7 +122,7 @@ class Source(Protocol):
     def open(self, start: Position) -> None:
         """Stream every transaction that is not in ``start``. Closes what was open before.
 
-        Raises `SourceUnavailable`, `SourceUnsuitable`, and `HistoryLost` where the server cannot serve it.
+        Raises `SourceUnavailable`, `SourceUnsuitable`, and `HistoryLost` if the server cannot serve it.
         """
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:

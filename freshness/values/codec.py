@@ -5,7 +5,7 @@ is refused on the way in: a hit must not look different from the miss that fille
 comes back as a list, and an aware datetime keeps its UTC offset but not the name of its time zone.
 
 The bytes are one byte of codec version, then MessagePack; what MessagePack lacks is in extension types of our
-own (msgspec alone would flatten a Decimal or a date to text). Where they are compressed, it is another codec version
+own (msgspec alone would flatten a Decimal or a date to text). If they are compressed, it is another codec version
 and these bytes inside (``freshness.values.compression``). Never pickle: a shared cache must not be able
 to run code in the application.
 
@@ -62,7 +62,7 @@ def encode_value(value: object) -> bytes:
     try:
         return _PREFIX + _ENCODER.encode(_packable(value, (), _PLAIN))
     except (OverflowError, UnicodeEncodeError):
-        # Rare: an integer beyond 64 bits, or a lone surrogate. The slow walk finds it, and mends the former.
+        # Rare: an integer beyond 64 bits, or a lone surrogate. The slow walk finds it, and mends the integer.
         return _PREFIX + _ENCODER.encode(_packable(value, (), _PLAIN_UNCHECKED))
 
 
@@ -92,7 +92,7 @@ def decode_value(data: bytes) -> Any:
 
 
 def row_digest(row: Mapping[str, object]) -> bytes | None:
-    """16 bytes that are equal for equal rows, as PyMySQL reads a row; None where a value has no canonical form.
+    """16 bytes that are equal for equal rows, as PyMySQL reads a row; None if a value has no canonical form.
 
     The order of the columns does not matter, nor the scale of a number: a row that is read and the same row in the
     archive of the log (``invalidator.binlog.rows.image``) have one digest. None says nothing: it equals no digest and

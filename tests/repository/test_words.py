@@ -47,7 +47,7 @@ CEILINGS: Final = {
     "benchmarks": 4,
     "docs": 40,
     "examples": 2,
-    "freshness": 194,
+    "freshness": 26,
     "integration": 178,
     "invalidator": 550,
     "spark": 290,
