@@ -33,9 +33,9 @@ from benchmarks.report import describe_machine
 from spark.audit.engine.local import HELD_BYTES_MAX, LocalEngine
 from spark.audit.engine.progress import Progress
 from spark.audit.engine.step import Engine
-from spark.audit.finding import STALENESS_EDGES_US, Rules
+from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
-from spark.audit.recording import open_actions, open_changes
+from spark.audit.model.finding import STALENESS_EDGES_US, Rules
 
 EVENTS: Final = (1_000_000, 3_000_000, 10_000_000)
 SAMPLE_SECONDS: Final = 0.2

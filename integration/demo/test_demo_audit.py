@@ -16,7 +16,7 @@ from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT
 from examples.demo.workload import Plan
 from examples.demo.world import NodeKind
 from spark.audit import __main__ as command
-from spark.audit.verdict import CLEAN, POISONED_FILL, STALE_DATA
+from spark.audit.model.verdict import CLEAN, POISONED_FILL, STALE_DATA
 
 CLOSE_US: Final = 20_000
 PLAN: Final = Plan(seconds=6, seed=11, customers=400)

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from spark.audit.engine.cluster import SparkEngine
 from spark.audit.engine.step import Engine
-from spark.audit.finding import Rules
+from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
-from spark.audit.recording import open_actions, open_changes
+from spark.audit.model.finding import Rules
 from tests.simulation.planted import AS_OF_US
 
 

@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 from benchmarks import sink
 from benchmarks.audit import list_contestants, measure
 from benchmarks.audit_history import generate
-from spark.audit import verdict
 from spark.audit.engine.local import LocalEngine
-from spark.audit.finding import Rules
-from spark.audit.recording import open_actions, open_changes
-from spark.audit.survey import survey_history
+from spark.audit.input.recording import open_actions, open_changes
+from spark.audit.model import verdict
+from spark.audit.model.finding import Rules
+from spark.audit.shuffle.survey import survey_history
 from tests.unit.spark.audit.both import gather_pieces, judge_both
 
 JUDGED: Final = {

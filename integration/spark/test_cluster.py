@@ -18,7 +18,7 @@ from freshness.stream.source import RowChange
 from integration.configuration import write_config
 from integration.spark.cluster import CRASHED, LOST_EXECUTOR, ROOT, Cluster, count_tasks, run
 from invalidator.archive.writer import RotationPolicy
-from spark.audit import verdict
+from spark.audit.model import verdict
 from tests.simulation.planted import Planted, plant
 from tests.simulation.recorded import record, write_rows
 from tests.unit.invalidator.archive.archive_world import NOW_US, World, message

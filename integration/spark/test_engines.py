@@ -18,10 +18,10 @@ from spark.audit import __main__ as command
 from spark.audit.engine.cluster import SparkEngine
 from spark.audit.engine.local import LocalEngine
 from spark.audit.engine.step import Engine
-from spark.audit.finding import Rules
+from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
-from spark.audit.recording import open_actions, open_changes
-from spark.audit.state import load_state, save_state
+from spark.audit.model.finding import Rules
+from spark.audit.shuffle.state import load_state, save_state
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, plant
 from tests.simulation.recorded import EPOCH_US, record, write_rows

@@ -15,7 +15,7 @@ from freshness.history.archive_file import format_name
 from spark.audit import __main__ as command
 from spark.audit.engine.cluster import SparkEngine
 from spark.audit.engine.local import LocalEngine
-from spark.audit.recording import open_actions, open_changes
+from spark.audit.input.recording import open_actions, open_changes
 from spark.folder import open_folder
 from tests.simulation.recorded import write_rows
 from tests.unit.spark.audit.test_evidence import ACTION, change

@@ -21,16 +21,16 @@ with required_packages("spark.audit", "spark"):
     from spark.arguments import parse_arguments
     from spark.audit.choice import ENGINES, open_engine
     from spark.audit.engine.progress import Progress
-    from spark.audit.finding import Rules
+    from spark.audit.input.recording import open_actions, open_changes
+    from spark.audit.input.window import ALL, Window
     from spark.audit.job import audit
-    from spark.audit.page import write_report
-    from spark.audit.part import AuditPart
-    from spark.audit.recording import open_actions, open_changes
-    from spark.audit.state import load_state, save_state
-    from spark.audit.summary import Summary, print_summary
-    from spark.audit.trend import append_audit
-    from spark.audit.trend_table import open_tables
-    from spark.audit.window import ALL, Window
+    from spark.audit.model.finding import Rules
+    from spark.audit.model.part import AuditPart
+    from spark.audit.report.page import write_report
+    from spark.audit.report.summary import Summary, print_summary
+    from spark.audit.report.trend import append_audit
+    from spark.audit.report.trend_table import open_tables
+    from spark.audit.shuffle.state import load_state, save_state
     from spark.folder import open_folder
 
 if TYPE_CHECKING:

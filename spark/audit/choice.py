@@ -14,7 +14,7 @@ from freshness.errors import required_packages
 from spark.audit.engine.local import LocalEngine
 from spark.audit.engine.progress import Progress
 from spark.audit.engine.step import Engine
-from spark.audit.recording import list_files
+from spark.audit.input.recording import list_files
 from spark.folder import Folder, open_folder
 
 if TYPE_CHECKING:

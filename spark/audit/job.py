@@ -5,8 +5,8 @@ Theory of operation
 
 A value is stale if a change that its position lacks was acknowledged before it was served. To decide that for
 every action, the audit brings together all rows of one item: its changes, invalidations, fills and hits. There is
-one shuffle, by item, and it moves numbers only. A hot item is in several pieces (`spark.audit.spread`). Everything
-that is not of one item is small, and known before anything is judged.
+one shuffle, by item, and it moves numbers only. A hot item is in several pieces (`spark.audit.input.spread`).
+Everything that is not of one item is small, and known before anything is judged.
 
 ::
 
@@ -60,21 +60,21 @@ import numpy
 import pyarrow
 
 from freshness.errors import FormatError
-from spark.audit import verdict
 from spark.audit.engine.step import Engine, Tables
-from spark.audit.evidence import Names, name_violations, read_records
-from spark.audit.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
+from spark.audit.input.evidence import Names, name_violations, read_records
+from spark.audit.input.recording import RecordedFiles
+from spark.audit.input.window import ALL, Window
 from spark.audit.kernel.arrays import number_items, to_numbers
 from spark.audit.kernel.judge import judge, judge_segment
-from spark.audit.part import AuditPart
-from spark.audit.recording import RecordedFiles
-from spark.audit.row import IN_PART
-from spark.audit.schema import FINDING, PENDING, TALLY, to_table
-from spark.audit.segment import OF_ITEM, POISONED, Context, find_context
-from spark.audit.state import Carry, State
-from spark.audit.summary import Summary, summarize
-from spark.audit.survey import ROWS_PER_PIECE, survey_history
-from spark.audit.window import ALL, Window
+from spark.audit.model import verdict
+from spark.audit.model.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
+from spark.audit.model.part import AuditPart
+from spark.audit.model.row import IN_PART
+from spark.audit.model.schema import FINDING, PENDING, TALLY, to_table
+from spark.audit.report.summary import Summary, summarize
+from spark.audit.shuffle.segment import OF_ITEM, POISONED, Context, find_context
+from spark.audit.shuffle.state import Carry, State
+from spark.audit.shuffle.survey import ROWS_PER_PIECE, survey_history
 
 FINDINGS_MAX: Final = 1_000_000
 """The most findings that one audit can list."""

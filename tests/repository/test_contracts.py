@@ -55,7 +55,7 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "spark/copy/table.py",
         "import spark.live.entry",
     ),
-    "the steps of the audit are layers": ("spark/audit/replay.py", "import spark.audit.evidence"),
+    "the steps of the audit are layers": ("spark/audit/judge/replay.py", "import spark.audit.input.evidence"),
     "only the folders of adapters know third-party packages": (
         "freshness/objects/registry.py",
         "import msgspec",

@@ -213,13 +213,13 @@ from spark.audit.__main__ import main
     "delta": """
 import pyarrow
 from datetime import date
-from spark.audit.trend_table import open_tables
+from spark.audit.report.trend_table import open_tables
 rows = pyarrow.table({"as_of_us": [1], "part": ["-"]})
 open_tables("delta:tables").replace("audits", rows, date(2026, 1, 31), 1, "-")
 """,
     "iceberg": """
 from freshness.errors import ConfigError
-from spark.audit.trend_table import open_tables
+from spark.audit.report.trend_table import open_tables
 try:
     open_tables("iceberg:nowhere.audits")
 except ConfigError as error:

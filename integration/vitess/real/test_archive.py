@@ -25,7 +25,7 @@ from invalidator.stream.message import StreamMessage
 from invalidator.stream.open import StreamOpener
 from invalidator.stream.query import StreamQuery
 from invalidator.vstream import seek
-from spark.audit import verdict
+from spark.audit.model import verdict
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 RECORDED: Final = """

@@ -14,9 +14,9 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from spark.audit.hashing import find_firsts, number_values, read_at
-from spark.audit.row import NO_NUMBER, STAMP, ReplayRow, unpack_stamps
-from spark.audit.timeline import NEVER, UNKNOWN_FLAGS
+from spark.audit.model.hashing import find_firsts, number_values, read_at
+from spark.audit.model.row import NO_NUMBER, STAMP, ReplayRow, unpack_stamps
+from spark.audit.model.timeline import NEVER, UNKNOWN_FLAGS
 
 Integers: TypeAlias = NDArray[numpy.int64]
 Booleans: TypeAlias = NDArray[numpy.bool_]
@@ -96,7 +96,7 @@ class StampBook:
 
     @classmethod
     def of(cls, values: pyarrow.BinaryArray) -> StampBook:
-        """Values as `spark.audit.row.pack_stamps` makes them. Nearly all are of one stamp with at most one extra."""
+        """Values as `pack_stamps` makes them. Nearly all are of one stamp with at most one extra."""
         bounds = numpy.frombuffer(values.buffers()[1], numpy.int32, len(values) + 1, values.offset * 4)
         data = values.buffers()[2]
         lengths = numpy.diff(bounds)

@@ -27,18 +27,7 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from spark.audit import verdict
-from spark.audit.finding import (
-    HOT_ITEMS,
-    STALENESS_EDGES_US,
-    Finding,
-    Knowledge,
-    PendingChange,
-    Rules,
-    Tally,
-    add_counts,
-)
-from spark.audit.hashing import number_values
+from spark.audit.judge.replay import explain_flags, replay, replay_witnesses
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
@@ -53,8 +42,19 @@ from spark.audit.kernel.arrays import (
 )
 from spark.audit.kernel.order import AckOrder, Changes, States
 from spark.audit.kernel.standing import ROW_OTHER, ROW_UNKNOWN, Book, Placed, compare, find_ends, place
-from spark.audit.replay import explain_flags, replay, replay_witnesses
-from spark.audit.row import (
+from spark.audit.model import verdict
+from spark.audit.model.finding import (
+    HOT_ITEMS,
+    STALENESS_EDGES_US,
+    Finding,
+    Knowledge,
+    PendingChange,
+    Rules,
+    Tally,
+    add_counts,
+)
+from spark.audit.model.hashing import number_values
+from spark.audit.model.row import (
     ABSENT,
     BELOW_FLOOR,
     CHANGE,
@@ -68,7 +68,7 @@ from spark.audit.row import (
     UNANSWERED,
     ReplayRow,
 )
-from spark.audit.timeline import ALWAYS, BEFORE_ARCHIVE, NEVER, UNKNOWN_FLAGS
+from spark.audit.model.timeline import ALWAYS, BEFORE_ARCHIVE, NEVER, UNKNOWN_FLAGS
 
 _EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
 _BUCKETS: Final = len(_EDGES) + 1

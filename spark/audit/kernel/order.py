@@ -1,7 +1,7 @@
 """Changes of items in the archive's order, and the earliest acknowledgement of each and all after it, as arrays.
 
-The answers of `spark.audit.itemlog.Log` for one position of one item are given here for all positions at once. Called
-by `spark.audit.kernel.judge`.
+The answers of `spark.audit.judge.itemlog.Log` for one position of one item are given here for all positions at once.
+Called by `spark.audit.kernel.judge`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from spark.audit.finding import Knowledge
-from spark.audit.hashing import find_distinct
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
@@ -24,8 +22,10 @@ from spark.audit.kernel.arrays import (
     sort_by,
     spread,
 )
-from spark.audit.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
-from spark.audit.timeline import BEFORE_ARCHIVE, NEVER, UNKNOWN_FLAGS
+from spark.audit.model.finding import Knowledge
+from spark.audit.model.hashing import find_distinct
+from spark.audit.model.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
+from spark.audit.model.timeline import BEFORE_ARCHIVE, NEVER, UNKNOWN_FLAGS
 
 _KEY_BITS: Final = 63
 

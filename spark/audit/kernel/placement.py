@@ -2,7 +2,7 @@
 
 Nearly every position names one interval of each source, and few interrupt the archive's order. Such positions are
 placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by the steps that
-read actions (`spark.audit.actions`, `spark.audit.published`).
+read actions (`spark.audit.input.actions`, `spark.audit.input.published`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from freshness.errors import FormatError
 from freshness.position import parse_position
-from spark.audit.hashing import number_values, read_at
 from spark.audit.kernel.arrays import Booleans, Integers, spread, to_starts
-from spark.audit.row import BELOW_FLOOR, STAMP
-from spark.audit.timeline import (
+from spark.audit.model.hashing import number_values, read_at
+from spark.audit.model.row import BELOW_FLOOR, STAMP
+from spark.audit.model.timeline import (
     BEFORE_ARCHIVE,
     BEYOND_ARCHIVE,
     MALFORMED,
@@ -461,7 +461,7 @@ _WORDS: Final = STAMP.itemsize // 8
 
 
 def _pack(stamps: NDArray[Any], counts: Integers, extras: Integers) -> pyarrow.BinaryArray:
-    """As `spark.audit.row.pack_stamps`, for rows with these numbers of stamps. Written in words of 8 bytes."""
+    """As `spark.audit.model.row.pack_stamps`, for rows with these numbers of stamps. Written in words of 8 bytes."""
     of = stamps["extras"].astype(numpy.int64)
     starts = to_starts(_WORDS + of)
     heads = stamps.view(numpy.int64).reshape(-1, _WORDS)

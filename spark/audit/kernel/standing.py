@@ -1,6 +1,6 @@
 """How entries stand at their positions: what they lack, since when they are stale, and whether they are the row.
 
-The answers of `spark.audit.replay` for one action, for all actions of a piece at once. Called by
+The answers of `spark.audit.judge.replay` for one action, for all actions of a piece at once. Called by
 `spark.audit.kernel.judge`.
 """
 
@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy
 
-from spark.audit.finding import Knowledge, Rules
-from spark.audit.hashing import find_distinct, find_firsts, number_values
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix
 from spark.audit.kernel.order import AckOrder, Changes, Found, States
-from spark.audit.timeline import ALWAYS, NEVER, NOTHING
+from spark.audit.model.finding import Knowledge, Rules
+from spark.audit.model.hashing import find_distinct, find_firsts, number_values
+from spark.audit.model.timeline import ALWAYS, NEVER, NOTHING
 
 
 class Book:

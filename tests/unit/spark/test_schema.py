@@ -11,10 +11,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from freshness.comparison.comparison import EntryVerdict
 from freshness.comparison.entry import NodeEntry
 from freshness.comparison.repair import Condemned, Repair
-from spark.audit import schema as audit_schema
-from spark.audit.finding import Finding, PendingChange, Reference, TallyRow
-from spark.audit.heads import ISLAND, Island
-from spark.audit.row import ReplayRow
+from spark.audit.input.heads import ISLAND, Island
+from spark.audit.model import schema as audit_schema
+from spark.audit.model.finding import Finding, PendingChange, Reference, TallyRow
+from spark.audit.model.row import ReplayRow
 from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow
 
-from spark.audit.finding import Finding, Knowledge, PendingChange, Rules, Tally
+from spark.audit.judge.replay import replay
 from spark.audit.kernel.judge import judge, read_rows
-from spark.audit.replay import replay
-from spark.audit.row import NO_NUMBER, ReplayRow
-from spark.audit.schema import REPLAY
-from spark.audit.survey import Survey
+from spark.audit.model.finding import Finding, Knowledge, PendingChange, Rules, Tally
+from spark.audit.model.row import NO_NUMBER, ReplayRow
+from spark.audit.model.schema import REPLAY
+from spark.audit.shuffle.survey import Survey
 
 
 def to_table(rows: Sequence[ReplayRow]) -> pyarrow.Table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spark.audit.kernel.placement import lacks
-from spark.audit.row import BELOW_FLOOR, PlacedStamp
-from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
+from spark.audit.model.row import BELOW_FLOOR, PlacedStamp
+from spark.audit.model.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
 
 
 def read_stamps(

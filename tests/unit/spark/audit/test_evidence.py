@@ -11,11 +11,14 @@ import pytest
 from freshness.errors import FormatError
 from freshness.history.columns import ACTIONS as ACTION_COLUMNS
 from freshness.history.columns import CHANGES as CHANGE_COLUMNS
-from spark.audit import archive, evidence, job, published, survey, verdict
+from spark.audit import job
 from spark.audit.engine.local import LocalEngine
-from spark.audit.finding import Rules
+from spark.audit.input import archive, evidence, published
+from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import Audit, audit
-from spark.audit.recording import open_actions, open_changes
+from spark.audit.model import verdict
+from spark.audit.model.finding import Rules
+from spark.audit.shuffle import survey
 from tests.simulation.recorded import write_rows
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

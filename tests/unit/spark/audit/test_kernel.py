@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy
 import pytest
 
-from spark.audit.finding import Knowledge, Life, Rules, Slices, Tally
 from spark.audit.kernel.arrays import search, sort_by
 from spark.audit.kernel.judge import judge
-from spark.audit.row import (
+from spark.audit.model.finding import Knowledge, Life, Rules, Slices, Tally
+from spark.audit.model.row import (
     ABSENT,
     AFTER_ABSENT,
     BEFORE_ABSENT,
@@ -30,7 +30,7 @@ from spark.audit.row import (
     ReplayRow,
     pack_stamps,
 )
-from spark.audit.timeline import (
+from spark.audit.model.timeline import (
     BEFORE_ARCHIVE,
     BEYOND_ARCHIVE,
     FRAGMENTED,
@@ -41,7 +41,7 @@ from spark.audit.timeline import (
     Run,
     build_chains,
 )
-from spark.audit.verdict import POISONED_FILL
+from spark.audit.model.verdict import POISONED_FILL
 from tests.unit.spark.audit.both import judge_both, to_table
 
 SECOND: Final = 1_000_000

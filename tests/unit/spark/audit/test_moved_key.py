@@ -9,12 +9,12 @@ import pytest
 
 from freshness.stream.source import RowChange, Shape
 from freshness.values.codec import row_digest
-from spark.audit import verdict
 from spark.audit.engine.local import LocalEngine
-from spark.audit.finding import Rules
+from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
-from spark.audit.recording import open_actions, open_changes
-from spark.audit.survey import survey_history
+from spark.audit.model import verdict
+from spark.audit.model.finding import Rules
+from spark.audit.shuffle.survey import survey_history
 from tests.simulation.recorded import write_rows
 from tests.unit.invalidator.archive.archive_world import NODES, NOW_US, SOURCE, World, message
 from tests.unit.spark.audit.both import gather_rows, judge_both

@@ -14,14 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spark.audit import verdict
-from spark.audit.evidence import Names, Who
-from spark.audit.example import describe, draw_timeline, show_example
-from spark.audit.finding import STALENESS_EDGES_US, PoisonedHits, Slices, Tally
-from spark.audit.markup import format_moment, format_percent, format_seconds, format_time
-from spark.audit.page import format_page, tell_served
-from spark.audit.plot import plot_nines, plot_over_time
-from spark.audit.summary import (
+from spark.audit.input.evidence import Names, Who
+from spark.audit.model import verdict
+from spark.audit.model.finding import STALENESS_EDGES_US, PoisonedHits, Slices, Tally
+from spark.audit.report.example import describe, draw_timeline, show_example
+from spark.audit.report.markup import format_moment, format_percent, format_seconds, format_time
+from spark.audit.report.page import format_page, tell_served
+from spark.audit.report.plot import plot_nines, plot_over_time
+from spark.audit.report.summary import (
     TABLES_OVER_TIME_MAX,
     HitsOverTime,
     Nines,

@@ -9,8 +9,8 @@ import pyarrow
 import pytest
 
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
-from spark.audit.row import BELOW_FLOOR, unpack_stamps
-from spark.audit.timeline import MALFORMED, Lineage, Run, build_chains
+from spark.audit.model.row import BELOW_FLOOR, unpack_stamps
+from spark.audit.model.timeline import MALFORMED, Lineage, Run, build_chains
 from tests.unit.spark.audit.stamps import read_stamps
 
 SIDS: Final = tuple(f"{letter * 8}-71ca-11e1-9e33-c80aa9429562" for letter in "abc")

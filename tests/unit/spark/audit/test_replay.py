@@ -14,11 +14,12 @@ import pytest
 
 from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
-from spark.audit import itemlog, timeline, verdict
-from spark.audit.finding import Finding, Knowledge, Life, PoisonedHits, Rules, Tally
+from spark.audit.judge import itemlog
+from spark.audit.judge.replay import replay
 from spark.audit.kernel.judge import judge
-from spark.audit.replay import replay
-from spark.audit.row import (
+from spark.audit.model import timeline, verdict
+from spark.audit.model.finding import Finding, Knowledge, Life, PoisonedHits, Rules, Tally
+from spark.audit.model.row import (
     ABSENT,
     AFTER_ABSENT,
     BELOW_FLOOR,
@@ -34,8 +35,8 @@ from spark.audit.row import (
     ReplayRow,
     pack_stamps,
 )
-from spark.audit.summary import Share
-from spark.audit.timeline import NEVER, Lineage, Place, Run, build_chains, find_holes
+from spark.audit.model.timeline import NEVER, Lineage, Place, Run, build_chains, find_holes
+from spark.audit.report.summary import Share
 from tests.unit.spark.audit.both import judge_both, to_table
 
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

@@ -12,13 +12,13 @@ import pytest
 
 from spark.audit.engine.local import LocalShuffled
 from spark.audit.engine.progress import Progress
-from spark.audit.finding import Knowledge, Rules
+from spark.audit.input.spread import HotItem, Spread, cut, find_touched
 from spark.audit.job import JudgeStep, read_findings, sum_tallies
 from spark.audit.kernel.arrays import to_numbers
-from spark.audit.row import CONTEXT
-from spark.audit.schema import PENDING
-from spark.audit.segment import find_context
-from spark.audit.spread import HotItem, Spread, cut, find_touched
+from spark.audit.model.finding import Knowledge, Rules
+from spark.audit.model.row import CONTEXT
+from spark.audit.model.schema import PENDING
+from spark.audit.shuffle.segment import find_context
 from tests.unit.spark.audit.both import to_table, told
 from tests.unit.spark.audit.test_kernel import RULES, History
 

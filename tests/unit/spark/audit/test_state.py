@@ -11,17 +11,17 @@ import pyarrow
 import pytest
 
 from freshness.errors import ConfigError, FormatError
-from spark.audit import state as audit_state
-from spark.audit.archive import Archive
 from spark.audit.engine.local import LocalEngine, LocalShuffled
 from spark.audit.engine.progress import Progress
-from spark.audit.evidence import Names
-from spark.audit.finding import Knowledge
-from spark.audit.recording import RecordedFiles, read_parts
-from spark.audit.row import CHANGE, FILL, HIT, JUDGED
-from spark.audit.schema import PENDING, REPLAY, to_table
-from spark.audit.spread import Spread
-from spark.audit.state import Carry, Kept, State, keep_rows, load_state, save_state
+from spark.audit.input.archive import Archive
+from spark.audit.input.evidence import Names
+from spark.audit.input.recording import RecordedFiles, read_parts
+from spark.audit.input.spread import Spread
+from spark.audit.model.finding import Knowledge
+from spark.audit.model.row import CHANGE, FILL, HIT, JUDGED
+from spark.audit.model.schema import PENDING, REPLAY, to_table
+from spark.audit.shuffle import state as audit_state
+from spark.audit.shuffle.state import Carry, Kept, State, keep_rows, load_state, save_state
 from spark.folder import Folder, open_folder
 
 FOREVER: Final = 10**18

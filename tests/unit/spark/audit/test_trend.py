@@ -16,10 +16,10 @@ from pyiceberg.catalog import load_catalog
 
 from freshness.errors import ConfigError
 from spark.audit import __main__ as command
-from spark.audit.schema import VIOLATION
-from spark.audit.summary import Nines, Share, Summary
-from spark.audit.trend import NINES, VIOLATIONS, append_audit
-from spark.audit.trend_table import IcebergTables, TrendTables, open_tables
+from spark.audit.model.schema import VIOLATION
+from spark.audit.report.summary import Nines, Share, Summary
+from spark.audit.report.trend import NINES, VIOLATIONS, append_audit
+from spark.audit.report.trend_table import IcebergTables, TrendTables, open_tables
 from tests.simulation.recorded import write_rows
 from tests.unit.spark.audit.test_evidence import ACTION, change
 from tests.unit.spark.audit.test_page import summary_of

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from freshness.history.archive_file import format_name
-from spark.audit.window import ALL, SEVERAL, Footer, Window
+from spark.audit.input.window import ALL, SEVERAL, Footer, Window
 
 HOUR_US: Final = 3_600_000_000
 BEGIN_US: Final = 500_000 * HOUR_US

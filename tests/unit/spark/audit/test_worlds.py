@@ -25,17 +25,18 @@ from pyarrow import parquet
 from freshness.errors import ConfigError, FormatError
 from freshness.history.columns import VERSION_KEY
 from spark.audit import __main__ as command
-from spark.audit import recording, verdict
 from spark.audit.engine.local import LocalEngine
 from spark.audit.engine.step import Engine
-from spark.audit.finding import Rules
+from spark.audit.input import recording
+from spark.audit.input.recording import RecordedFiles, open_actions, open_changes, read_parts
+from spark.audit.input.window import ALL, Window
 from spark.audit.job import Audit, audit
-from spark.audit.part import AuditPart
-from spark.audit.recording import RecordedFiles, open_actions, open_changes, read_parts
-from spark.audit.schema import REPLAY
-from spark.audit.state import State, load_state, save_state
-from spark.audit.survey import survey_history
-from spark.audit.window import ALL, Window
+from spark.audit.model import verdict
+from spark.audit.model.finding import Rules
+from spark.audit.model.part import AuditPart
+from spark.audit.model.schema import REPLAY
+from spark.audit.shuffle.state import State, load_state, save_state
+from spark.audit.shuffle.survey import survey_history
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
 from tests.simulation.recorded import EPOCH_US, Row, record, write_rows

@@ -32,7 +32,7 @@ from invalidator.archive.writer import RotationPolicy
 from spark.archive import __main__ as command
 from spark.archive.compaction import compact, find_holes
 from spark.audit.engine.local import LocalEngine
-from spark.audit.recording import open_changes
+from spark.audit.input.recording import open_changes
 from spark.failure import find_failure
 from spark.session import open_session
 from spark.sink.acknowledger import require_whole

@@ -1,6 +1,6 @@
 """The result of an audit as a value: how fresh what was served was, what was wrong, what is not known.
 
-Called by the audit; written by `spark.audit.page`.
+Called by the audit; written by `spark.audit.report.page`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from freshness.comparison.share import wilson_bounds
-from spark.audit import verdict
-from spark.audit.actions import Stock
-from spark.audit.archive import Archive
-from spark.audit.evidence import Names, Who
-from spark.audit.finding import STALENESS_EDGES_US, PoisonedHits, Rules, Slices, Tally, add_counts
-from spark.audit.markup import format_time
-from spark.audit.timeline import ALWAYS
+from spark.audit.input.actions import Stock
+from spark.audit.input.archive import Archive
+from spark.audit.input.evidence import Names, Who
+from spark.audit.model import verdict
+from spark.audit.model.finding import STALENESS_EDGES_US, PoisonedHits, Rules, Slices, Tally, add_counts
+from spark.audit.model.timeline import ALWAYS
+from spark.audit.report.markup import format_time
 
 WITHIN_SECONDS: Final = (1, 10, 60, 300)
 FRESH_SECONDS: Final = 1

@@ -15,12 +15,12 @@ import pyarrow
 import pyarrow.compute
 
 from freshness.errors import FormatError
-from spark.audit.finding import Life
-from spark.audit.hashing import hash_names
 from spark.audit.kernel.arrays import StampBook, spread, to_starts
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
-from spark.audit.schema import to_table
-from spark.audit.timeline import MALFORMED, NEVER, NO_ARCHIVE, NOTHING, Lineage, holds_any
+from spark.audit.model.finding import Life
+from spark.audit.model.hashing import hash_names
+from spark.audit.model.schema import to_table
+from spark.audit.model.timeline import MALFORMED, NEVER, NO_ARCHIVE, NOTHING, Lineage, holds_any
 
 LIVES_MAX: Final = 1_000_000
 

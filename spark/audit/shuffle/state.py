@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from pyarrow import fs, parquet
 
 from freshness.errors import ConfigError, FormatError
-from spark.audit.archive import Archive, RunRow, Times, rebuild
 from spark.audit.engine.step import Engine, ScanPart, Shuffled, Told, collect
-from spark.audit.evidence import Names, Who
-from spark.audit.finding import Knowledge, Life
-from spark.audit.hashing import hash_items
+from spark.audit.input.archive import Archive, RunRow, Times, rebuild
+from spark.audit.input.evidence import Names, Who
+from spark.audit.input.recording import RecordedFiles, open_rows, read_parts
+from spark.audit.input.spread import Spread, drop_context
 from spark.audit.kernel.arrays import number_items, to_numbers
-from spark.audit.recording import RecordedFiles, open_rows, read_parts
-from spark.audit.row import CHANGE, HIT, JUDGED
-from spark.audit.schema import ITEM, REPLAY
-from spark.audit.spread import Spread, drop_context
-from spark.audit.timeline import Run
+from spark.audit.model.finding import Knowledge, Life
+from spark.audit.model.hashing import hash_items
+from spark.audit.model.row import CHANGE, HIT, JUDGED
+from spark.audit.model.schema import ITEM, REPLAY
+from spark.audit.model.timeline import Run
 from spark.folder import Folder, open_folder
 
 STATE_VERSION: Final = 5

@@ -1,7 +1,7 @@
 """Tables of all audits, for trends: violations and nines, divided by day, so that a query over days reads those days
 alone.
 
-`spark.audit.trend_table` says where they are kept. Called by the audit's main.
+`spark.audit.report.trend_table` says where they are kept. Called by the audit's main.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pyarrow
 
-from spark.audit.schema import VIOLATION
-from spark.audit.summary import WITHIN_SECONDS, Summary
-from spark.audit.trend_table import TrendTables
+from spark.audit.model.schema import VIOLATION
+from spark.audit.report.summary import WITHIN_SECONDS, Summary
+from spark.audit.report.trend_table import TrendTables
 
 NINES: Final = pyarrow.schema(
     [
@@ -27,7 +27,7 @@ NINES: Final = pyarrow.schema(
         *((f"within_{seconds}_seconds", pyarrow.int64()) for seconds in WITHIN_SECONDS),
     ]
 )
-"""Hits of a group, and how many of them were at most so far out of date: `spark.audit.summary.Nines`."""
+"""Hits of a group, and how many of them were at most so far out of date: `spark.audit.report.summary.Nines`."""
 VIOLATIONS: Final = pyarrow.schema([("as_of_us", pyarrow.int64()), ("part", pyarrow.string()), *VIOLATION])
 """``as_of_us``, ``part``: which audit found it."""
 

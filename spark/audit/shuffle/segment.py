@@ -23,13 +23,14 @@ import numpy
 import pyarrow
 
 from spark.audit.engine.step import Shuffled
-from spark.audit.finding import Finding, Knowledge, Rules, Tally
+from spark.audit.input.spread import HotItem, Spread, drop_context, mark
+from spark.audit.judge.replay import is_poison, merge_findings
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, mix, read_stamps, to_numbers
 from spark.audit.kernel.judge import Piece
 from spark.audit.kernel.order import States, read_told
 from spark.audit.kernel.standing import ROW_OTHER, Placed, compare
-from spark.audit.replay import is_poison, merge_findings
-from spark.audit.row import (
+from spark.audit.model.finding import Finding, Knowledge, Rules, Tally
+from spark.audit.model.row import (
     AFTER_ABSENT,
     CHANGE,
     CONTEXT,
@@ -42,9 +43,8 @@ from spark.audit.row import (
     ROW,
     unpack_stamps,
 )
-from spark.audit.schema import REPLAY, to_table
-from spark.audit.spread import HotItem, Spread, drop_context, mark
-from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
+from spark.audit.model.schema import REPLAY, to_table
+from spark.audit.model.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
 
 OF_ITEM: Final = ("items changed", "items recorded", "items changed and recorded")
 """Counts of items: each piece of a hot item has them all."""

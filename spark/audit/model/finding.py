@@ -1,7 +1,7 @@
 """The inputs of a replay, its findings about an item, and its counts.
 
-Written by `spark.audit.replay`, which judges, and read by what merges and shows it. Plain Python: knows nothing of
-Spark.
+Written by `spark.audit.judge.replay`, which judges, and read by what merges and shows it. Plain Python: knows
+nothing of Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple, TypeAlias
 
-from spark.audit.timeline import ALWAYS, Lineage
+from spark.audit.model.timeline import ALWAYS, Lineage
 
 STALENESS_EDGES_US: Final = (
     0,

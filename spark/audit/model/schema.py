@@ -37,10 +37,10 @@ REPLAY: Final = pyarrow.schema(
         ("stamps", pyarrow.binary()),
     ]
 )
-"""A row of the audit's shuffle: `spark.audit.row.ReplayRow`."""
+"""A row of the audit's shuffle: `spark.audit.model.row.ReplayRow`."""
 
 REFERENCE: Final = [pyarrow.field("role", _TEXT), *_longs("source", "sequence", "row")]
-"""Which record of the history shows a finding: `spark.audit.finding.Reference`."""
+"""Which record of the history shows a finding: `spark.audit.model.finding.Reference`."""
 
 FINDING: Final = pyarrow.schema(
     [
@@ -54,10 +54,10 @@ FINDING: Final = pyarrow.schema(
         _list("evidence", *REFERENCE),
     ]
 )
-"""A violation in hashes: `spark.audit.finding.Finding`."""
+"""A violation in hashes: `spark.audit.model.finding.Finding`."""
 
 PENDING: Final = pyarrow.schema([*_longs("h1"), ("h2", pyarrow.int32()), *_longs("lineage", "ordinal")])
-"""A change that cannot be judged yet: `spark.audit.finding.PendingChange`."""
+"""A change that cannot be judged yet: `spark.audit.model.finding.PendingChange`."""
 
 TALLY: Final = pyarrow.schema(
     [
@@ -72,7 +72,7 @@ TALLY: Final = pyarrow.schema(
         ),
     ]
 )
-"""The counts of one piece: `spark.audit.finding.TallyRow`."""
+"""The counts of one piece: `spark.audit.model.finding.TallyRow`."""
 
 ITEM: Final = pyarrow.schema([*_longs("h1"), ("h2", pyarrow.int32()), ("item", pyarrow.binary())])
 """The name behind two hashes."""

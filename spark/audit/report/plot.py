@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from math import log10
 from typing import Final
 
-from spark.audit.finding import SLICE_WIDTHS_US, Slices
-from spark.audit.markup import (
+from spark.audit.model.finding import SLICE_WIDTHS_US, Slices
+from spark.audit.report.markup import (
     draw,
     draw_line,
     draw_rect,
@@ -19,7 +19,7 @@ from spark.audit.markup import (
     format_seconds,
     format_time,
 )
-from spark.audit.summary import FRESH_SECONDS, GROUPS_MAX, WITHIN_SECONDS, HitsOverTime, Nines
+from spark.audit.report.summary import FRESH_SECONDS, GROUPS_MAX, WITHIN_SECONDS, HitsOverTime, Nines
 
 WIDTH: Final = 940
 _BAR: Final = 22

@@ -1,7 +1,7 @@
-"""The order of the archive (`spark.audit.timeline.Lineage`), and the damages in it.
+"""The order of the archive (`spark.audit.model.timeline.Lineage`), and the damages in it.
 
-Steps over the recorded changes find what follows one another (`spark.audit.heads`); here it is put in order. Called
-by the audit, first of all.
+Steps over the recorded changes find what follows one another (`spark.audit.input.heads`); here it is put in order.
+Called by the audit, first of all.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from freshness.errors import FormatError
-from spark.audit import verdict
 from spark.audit.engine.step import Engine, Tables
-from spark.audit.finding import Evidence, Reference, Rules
-from spark.audit.hashing import hash_name
-from spark.audit.heads import ISLAND, ODD, TIME, Island, OddTimeStep, TimeStep, find_islands, merge_others
-from spark.audit.recording import RecordedFiles
-from spark.audit.timeline import NOTHING, Lineage, Run, build_chains, find_holes
+from spark.audit.input.heads import (
+    ISLAND,
+    ODD,
+    TIME,
+    Island,
+    OddTimeStep,
+    TimeStep,
+    find_islands,
+    merge_others,
+)
+from spark.audit.input.recording import RecordedFiles
+from spark.audit.model import verdict
+from spark.audit.model.finding import Evidence, Reference, Rules
+from spark.audit.model.hashing import hash_name
+from spark.audit.model.timeline import NOTHING, Lineage, Run, build_chains, find_holes
 
 RUNS_MAX: Final = 1_000_000
 """Runs of an archive, all lineages together. Sources that alternate with every commit make many."""

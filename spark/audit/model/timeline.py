@@ -2,8 +2,8 @@
 
 A position that holds the first n transactions of a lineage's archive and no other is the number n, its **prefix**.
 Transactions beyond the prefix (a replica that commits out of order, the events of one item) are kept as the set
-of their ordinals, so that nothing is rounded. Built by `spark.audit.archive` from the archive's runs, carried to the
-executors by the audit. No Spark and no I/O here, and no clock in any answer about order.
+of their ordinals, so that nothing is rounded. Built by `spark.audit.input.archive` from the archive's runs, carried
+to the executors by the audit. No Spark and no I/O here, and no clock in any answer about order.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from freshness.history.archive_file import choose_files, parse_name
 from freshness.history.arrow import make_schema
 from freshness.history.columns import KIND_KEY, VERSION_KEY
 from spark.audit.engine.step import Engine, ScanPart, Told
-from spark.audit.schema import to_table
-from spark.audit.window import ALL, SEVERAL, Footer, Window
+from spark.audit.input.window import ALL, SEVERAL, Footer, Window
+from spark.audit.model.schema import to_table
 from spark.folder import Folder, open_folder
 
 CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()

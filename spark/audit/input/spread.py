@@ -4,7 +4,7 @@ All rows of an item are in one piece, but for **hot** items. Their rows are divi
 **segments**: a change is in the segment of its ordinal, a fill or a hit in that of its position, an invalidation in
 those of the changes that it names. A position whose hits alone fill a piece has a segment with several pieces: each
 gets some of the hits, and all other rows. A row that is in several pieces is judged in one of them, and is context
-(`CONTEXT`) in the others. `spark.audit.segment` finds the rows of other segments that a piece needs.
+(`CONTEXT`) in the others. `spark.audit.shuffle.segment` finds the rows of other segments that a piece needs.
 
 Hot items are found in a sample: the first rows of each part. A hot item that the sample lacks is in one piece, which
 costs memory and nothing else. Called by the survey, and by the steps that make rows.
@@ -22,6 +22,7 @@ import numpy
 import pyarrow
 
 from spark.audit.engine.step import Engine, PlannedScan, ScanPart, ScanStep, Told
+from spark.audit.input.recording import RowPart
 from spark.audit.kernel.arrays import (
     Integers,
     NumberColumns,
@@ -32,9 +33,8 @@ from spark.audit.kernel.arrays import (
     to_numbers,
     to_starts,
 )
-from spark.audit.recording import RowPart
-from spark.audit.row import CHANGE, CONTEXT, HIT, INVALIDATION
-from spark.audit.timeline import Lineage
+from spark.audit.model.row import CHANGE, CONTEXT, HIT, INVALIDATION
+from spark.audit.model.timeline import Lineage
 
 SAMPLE_ROWS: Final = 4_096
 PARTS_SAMPLED_MAX: Final = 1_000
@@ -96,7 +96,7 @@ class Spread:
         return next((item for item in self.items if piece in item.pieces), None)
 
     def divide(self, table: pyarrow.Table) -> Iterator[Told]:
-        """The rows (`spark.audit.schema.REPLAY`) of each piece."""
+        """The rows (`spark.audit.model.schema.REPLAY`) of each piece."""
         h1, h2 = table.column("h1").to_numpy(), table.column("h2").to_numpy()
         number = (h1.view(numpy.uint64) % numpy.uint64(self.pieces)).astype(numpy.int64)
         for item in self.items:

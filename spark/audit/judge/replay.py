@@ -5,8 +5,8 @@ that one finding shows is its evidence. Order comes from ordinals and positions.
 after an acknowledgement, with an error allowed (F3, F36). Every verdict is given here: `spark.audit.kernel` proves
 by arrays what is right, and hands over what is suspicious with its witnesses, or whole items.
 
-Its inputs and its findings are classes of `spark.audit.finding`. Plain Python: knows nothing of Spark, never reads a
-file or a clock.
+Its inputs and its findings are classes of `spark.audit.model.finding`. Plain Python: knows nothing of Spark, never
+reads a file or a clock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from spark.audit import verdict
-from spark.audit.finding import (
+from spark.audit.judge.itemlog import Log
+from spark.audit.model import verdict
+from spark.audit.model.finding import (
     STALENESS_EDGES_US,
     Evidence,
     Finding,
@@ -29,8 +30,7 @@ from spark.audit.finding import (
     Rules,
     Tally,
 )
-from spark.audit.itemlog import Log
-from spark.audit.row import (
+from spark.audit.model.row import (
     ABSENT,
     BELOW_FLOOR,
     CHANGE,
@@ -48,7 +48,7 @@ from spark.audit.row import (
     ReplayRow,
     unpack_stamps,
 )
-from spark.audit.timeline import (
+from spark.audit.model.timeline import (
     ALWAYS,
     BEFORE_ARCHIVE,
     BEYOND_ARCHIVE,

@@ -15,18 +15,18 @@ import numpy
 import pyarrow
 
 from freshness.errors import FormatError
-from spark.audit import verdict
-from spark.audit.actions import Stock
-from spark.audit.archive import Archive, Damage
-from spark.audit.checksum import PRIME, has_each_once
 from spark.audit.engine.step import Engine, ScanPart, Told
-from spark.audit.finding import NO_ROW, Evidence, Finding, Reference
-from spark.audit.hashing import hash_items, hash_name, hash_names
-from spark.audit.published import Hole
-from spark.audit.recording import RecordedFiles, RowPart
-from spark.audit.row import NO_NUMBER
-from spark.audit.schema import VIOLATION, to_table
-from spark.audit.timeline import NEVER, NOTHING, Lineage, find_holes
+from spark.audit.input.actions import Stock
+from spark.audit.input.archive import Archive, Damage
+from spark.audit.input.checksum import PRIME, has_each_once
+from spark.audit.input.published import Hole
+from spark.audit.input.recording import RecordedFiles, RowPart
+from spark.audit.model import verdict
+from spark.audit.model.finding import NO_ROW, Evidence, Finding, Reference
+from spark.audit.model.hashing import hash_items, hash_name, hash_names
+from spark.audit.model.row import NO_NUMBER
+from spark.audit.model.schema import VIOLATION, to_table
+from spark.audit.model.timeline import NEVER, NOTHING, Lineage, find_holes
 
 HOLES_MAX: Final = 10_000
 """Numbers left out in one archive that are looked for in the positions of the history."""

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from freshness.errors import FormatError
-from spark.audit.actions import ActionStep, ChangeStep, RowStep, Stock, read_stock
-from spark.audit.archive import Archive, Damage, read_archive
 from spark.audit.engine.step import Engine, PlannedScan, Shuffled
-from spark.audit.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
-from spark.audit.finding import Knowledge, Life, Rules, Slices
-from spark.audit.part import AuditPart
-from spark.audit.published import PublishedStep, read_acks, read_held, read_lives
-from spark.audit.recording import RecordedFiles
-from spark.audit.spread import Spread, find_hot
-from spark.audit.state import Kept, State
-from spark.audit.timeline import ALWAYS
-from spark.audit.window import ALL, Window
+from spark.audit.input.actions import ActionStep, ChangeStep, RowStep, Stock, read_stock
+from spark.audit.input.archive import Archive, Damage, read_archive
+from spark.audit.input.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
+from spark.audit.input.published import PublishedStep, read_acks, read_held, read_lives
+from spark.audit.input.recording import RecordedFiles
+from spark.audit.input.spread import Spread, find_hot
+from spark.audit.input.window import ALL, Window
+from spark.audit.model.finding import Knowledge, Life, Rules, Slices
+from spark.audit.model.part import AuditPart
+from spark.audit.model.timeline import ALWAYS
+from spark.audit.shuffle.state import Kept, State
 
 SETTLE_US: Final = 5_000_000
 """How long before the archive's end an audit stops by itself: what was committed then may not be archived yet."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from freshness.history.archive_file import parse_name
-from spark.audit.timeline import ALWAYS, NEVER
+from spark.audit.model.timeline import ALWAYS, NEVER
 
 _HOUR: Final = re.compile(r"(.*)/hour=(\d{4}-\d{2}-\d{2}T\d{2})/[^/]*")
 _HOUR_US: Final = 3_600_000_000

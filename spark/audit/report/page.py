@@ -12,11 +12,11 @@ from typing import Final
 import pyarrow
 from pyarrow import fs, parquet
 
-from spark.audit import verdict
-from spark.audit.example import show_example
-from spark.audit.markup import format_percent, format_seconds, format_table, format_time
-from spark.audit.plot import plot_histogram, plot_nines, plot_over_time
-from spark.audit.summary import (
+from spark.audit.model import verdict
+from spark.audit.report.example import show_example
+from spark.audit.report.markup import format_percent, format_seconds, format_table, format_time
+from spark.audit.report.plot import plot_histogram, plot_nines, plot_over_time
+from spark.audit.report.summary import (
     DIMENSIONS,
     FRESH_SECONDS,
     TABLES_OVER_TIME_MAX,

@@ -1,8 +1,8 @@
 """Steps over recorded changes and actions: they become the rows of the replay, in their pieces, and a stock is taken.
 
 Both are read once. Beside the rows a step tells what is small: which client did what how often (`Stock`), how far
-nodes had come (`spark.audit.published`), and which positions hold numbers that the archive leaves out. Called by the
-audit.
+nodes had come (`spark.audit.input.published`), and which positions hold numbers that the archive leaves out. Called
+by the audit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from freshness.errors import FormatError
-from spark.audit.checksum import PRIME
 from spark.audit.engine.step import ScanPart, Told
-from spark.audit.hashing import (
+from spark.audit.input.checksum import PRIME
+from spark.audit.input.published import PublishedStep
+from spark.audit.input.recording import read_parts
+from spark.audit.input.spread import Spread
+from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
+from spark.audit.model.hashing import (
     combine,
     find_firsts,
     hash_items,
@@ -29,11 +33,8 @@ from spark.audit.hashing import (
     number_values,
     shorten,
 )
-from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
-from spark.audit.part import AuditPart
-from spark.audit.published import PublishedStep
-from spark.audit.recording import read_parts
-from spark.audit.row import (
+from spark.audit.model.part import AuditPart
+from spark.audit.model.row import (
     ABSENT,
     AFTER_ABSENT,
     BEFORE_ABSENT,
@@ -47,9 +48,8 @@ from spark.audit.row import (
     SERVED_STALE,
     UNANSWERED,
 )
-from spark.audit.schema import REPLAY
-from spark.audit.spread import Spread
-from spark.audit.timeline import Lineage
+from spark.audit.model.schema import REPLAY
+from spark.audit.model.timeline import Lineage
 
 ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped")
 STOCK_MAX: Final = 1_000_000
@@ -341,7 +341,7 @@ class Stock(NamedTuple):
     """How many actions of one kind a client recorded about one object on one node.
 
     ``who``: the hash that hits are counted by. ``lost``: how many actions the client dropped, by its own count.
-    ``first``, ``last``: its sequence numbers; ``total``, ``squares``: their sums (`spark.audit.checksum`).
+    ``first``, ``last``: its sequence numbers; ``total``, ``squares``: their sums (`spark.audit.input.checksum`).
     ``begin_us``, ``end_us``: the earliest ones.
     """
 

@@ -16,7 +16,7 @@ import pyarrow.compute
 import xxhash
 from numpy.typing import NDArray
 
-from spark.audit.row import NO_NUMBER
+from spark.audit.model.row import NO_NUMBER
 
 _DENSE_MAX: Final = 1 << 20
 DIGEST_BYTES: Final = 8

@@ -1,6 +1,6 @@
 """The changes of one item in one lineage, and the time at which each node acknowledged each of them.
 
-Plain Python, called by `spark.audit.replay`.
+Plain Python, called by `spark.audit.judge.replay`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from freshness.errors import FormatError
-from spark.audit.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW, ItemChange
-from spark.audit.timeline import NEVER, Place
+from spark.audit.model.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW, ItemChange
+from spark.audit.model.timeline import NEVER, Place
 
 CHANGES_HELD_MAX: Final = 5_000_000
 """Changes of one item in one lineage; 300 bytes each, and as much again for their acknowledgements."""

@@ -1,7 +1,7 @@
 """The transactions of an archive, read as columns: which follow one another, and when they were committed.
 
 Steps over recorded changes. An **island** is a row of consecutive numbers of one source at consecutive ordinals;
-islands of several parts that touch are merged by `spark.audit.archive`.
+islands of several parts that touch are merged by `spark.audit.input.archive`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from freshness.errors import FormatError
 from spark.audit.engine.step import ScanPart, Told
-from spark.audit.hashing import combine, hash_name
+from spark.audit.input.recording import read_parts
 from spark.audit.kernel.placement import read_singles
-from spark.audit.recording import read_parts
-from spark.audit.schema import to_table
-from spark.audit.timeline import Lineage
+from spark.audit.model.hashing import combine, hash_name
+from spark.audit.model.schema import to_table
+from spark.audit.model.timeline import Lineage
 
 _OF: Final = ("lineage", "epoch", "ordinal", "gtid")
 _TIMES: Final = ("timestamp_us", "received_us")

@@ -1,8 +1,9 @@
 """Rows as they travel to the replay: a change of an item, or an action of a client or an invalidator on it.
 
 One frame carries both, since the replay needs both in one order. A row holds kinds and flags as numbers, names as
-hashes, and positions as packed stamps, so that no text goes through the shuffle. `spark.audit.actions` makes the
-rows, `spark.audit.state` keeps them for the next audit, and `spark.audit.replay` judges them. Plain Python.
+hashes, and positions as packed stamps, so that no text goes through the shuffle. `spark.audit.input.actions` makes
+the rows, `spark.audit.shuffle.state` keeps them for the next audit, and `spark.audit.judge.replay` judges them.
+Plain Python.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from spark.audit.finding import Reference
-from spark.audit.timeline import Place
+from spark.audit.model.finding import Reference
+from spark.audit.model.timeline import Place
 
 CHANGE, INVALIDATION, FILL, HIT = range(4)
 """Kinds of rows, in the order in which they come."""

@@ -12,8 +12,8 @@ from html import escape
 from math import floor, log10
 from typing import Any, Final, NamedTuple
 
-from spark.audit import verdict
-from spark.audit.markup import (
+from spark.audit.model import verdict
+from spark.audit.report.markup import (
     draw,
     draw_line,
     draw_rect,

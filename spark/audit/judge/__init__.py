@@ -1,0 +1,1 @@
+"""The one judge of single items."""
