@@ -67,8 +67,7 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-_IDENTIFY: Final = (
-    """
+_IDENTIFY: Final = """
 local function number(section, name)
   local found = string.match(redis.call('INFO', section), name .. ':(' .. string.rep('%x', 40) .. ')')
   return assert(found, 'INFO does not say ' .. name)
@@ -78,8 +77,7 @@ local function is_gone(item)
   return string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= identity()
 end
 """
-    """``is_gone``: True for an item of another process, which counts as absent."""
-)
+"""``is_gone``: True for an item of another process, which counts as absent."""
 
 GET_BOUND_SCRIPT: Final = (
     _IDENTIFY
