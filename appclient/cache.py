@@ -52,6 +52,7 @@ class Explanation:
 
     @property
     def is_hit(self) -> bool:
+        """Whether the value came from the cache."""
         return self.outcome.is_hit
 
 

@@ -63,9 +63,11 @@ class Network:
         return function()
 
     def sleep(self, seconds: float) -> None:
+        """Wait for that time."""
         time.sleep(seconds)
 
     def open_gate(self) -> Gate:
+        """A new gate for reads that wait in the same way."""
         return ThreadGate()
 
     def make_socket(self, family: int) -> socket.socket:

@@ -170,13 +170,16 @@ class BorrowedCursor:
 
     @property
     def description(self) -> Any:
+        """The columns of the last statement, as PEP 249 has them; None without rows."""
         return self._cursor.description
 
     def execute(self, sql: str, params: Any = None) -> None:
+        """Run one statement. Raises the driver's errors as those of pymysql."""
         # Drivers replace "%%" only if they get parameters; for some, an empty sequence counts.
         self._connection.run(self._cursor.execute, sql, *([params] if params else []))
 
     def fetchall(self) -> list[Any]:
+        """The rows that are left. Raises `SourceUnsuitable` for a BIT column of another driver than pymysql."""
         names = [str(column[0]) for column in self._cursor.description or ()]
         rows: list[tuple[Any, ...]] = [
             tuple(row.values() if isinstance(row, Mapping) else row)
@@ -221,6 +224,7 @@ class BorrowedConnection:
             raise as_pymysql(error) from error
 
     def cursor(self, kind: type | None = None) -> BorrowedCursor:
+        """A new cursor; its rows are dictionaries if ``kind`` is `DictCursor`, else tuples."""
         return BorrowedCursor(self, self.run(self._raw.cursor), kind is DictCursor)
 
     def close(self) -> None:
@@ -230,6 +234,7 @@ class BorrowedConnection:
             self._pool.discard(self._raw)
 
     def give_back(self) -> None:
+        """Return the connection to the application's pool."""
         self.open = False
         self._pool.give_back(self._raw)
 

@@ -73,6 +73,7 @@ class Unanswered(pymysql.OperationalError):
 
 @contextmanager
 def answered_in_time() -> Iterator[None]:
+    """Raise `Unanswered` for a pymysql error that a time-out caused."""
     try:
         yield
     except pymysql.OperationalError as error:
@@ -82,6 +83,7 @@ def answered_in_time() -> Iterator[None]:
 
 
 def describe_problem(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:
+    """The error to raise for a driver's: `QueryTimedOut` if nothing was answered in time."""
     if isinstance(error, Unanswered):
         return QueryTimedOut(
             f"{address.host}:{address.port}: {doing}: {error.args[1]} [{error.args[0]}]", hint=TIMEOUT_HINT

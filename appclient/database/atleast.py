@@ -80,6 +80,7 @@ class Behind(SourceUnavailable):
 
 
 def behind(address: ServerAddress) -> Behind:
+    """The error of a server that is not known to show the commits."""
     return Behind(
         f"{address.host}:{address.port} is not known to show the commits that at_least names",
         hint="a failover lost them, or this address is not the primary's; what is left is read without at_least",

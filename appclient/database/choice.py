@@ -65,9 +65,11 @@ class ServerChoice:
         )
 
     def note_failure(self, server: ServerAddress) -> None:
+        """A read of ``server`` has failed: it comes last for `RETRY_SECONDS`."""
         self._failed_until[server] = self._clock() + RETRY_SECONDS
 
     def note_answer(self, server: ServerAddress) -> None:
+        """A read of ``server`` has succeeded."""
         if self._failed_until:
             self._failed_until.pop(server, None)
 

@@ -42,6 +42,7 @@ class FreshnessConfig(AppConfig):
 
     @cached_property
     def options(self) -> Options:
+        """The setting FRESHNESS. Raises as `read_options`."""
         return read_options(getattr(settings, "FRESHNESS", None))
 
     @cached_property
@@ -61,6 +62,7 @@ class FreshnessConfig(AppConfig):
 
     @property
     def cache(self) -> Cache:
+        """The cache of this process, opened at the first call. Raises `ConfigError`."""
         with self._opening:
             return self._cache
 

@@ -67,11 +67,13 @@ class Session:
     """Django's connections that have written since their tokens were taken."""
 
     def find_token(self) -> CommitToken | None:
+        """The commits to read, None without any or after their time."""
         if self.token is not None and time.monotonic() > self.until:
             self.token = None
         return self.token
 
     def add(self, token: CommitToken, seconds: float) -> None:
+        """Add commits, to be read for ``seconds`` from now on."""
         previous = self.find_token()
         self.token = token if previous is None else previous.union(token)
         self.until = time.monotonic() + seconds

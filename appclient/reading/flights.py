@@ -38,6 +38,7 @@ class Flight:
     error: Exception | None = None
 
     def end(self, loaded: Loaded | None = None, error: Exception | None = None) -> None:
+        """End the load, and wake all readers that wait for it."""
         self.loaded, self.error = loaded, error
         self.is_done = True
         for _ in range(self.gate.waiting):

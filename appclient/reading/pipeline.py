@@ -217,6 +217,7 @@ class Pipeline:
         )
 
     def close(self) -> None:
+        """Close the idle connections to the nodes, and the recorder."""
         self.nodes.readers.close()
         if self.recorder is not None:
             self.recorder.close()

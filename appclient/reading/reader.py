@@ -34,6 +34,7 @@ class Reader:
     context: ReadContext
 
     def close(self) -> None:
+        """Close the connections to all nodes."""
         for node in self.nodes.values():
             node.close()
 
@@ -101,6 +102,7 @@ class NodeReads:
         return view, item.value if isinstance(item, Item) else None
 
     def open_reader(self) -> Reader:
+        """A reader of all nodes; it connects at the first request to each."""
         nodes = {name: self.open_node(name) for name in self.settings.nodes}
         driver = BlockingDriver(nodes, self.network.sleep, load=self.load, run_all=self.network.run_all)
         return Reader(nodes, driver, self.make_context())

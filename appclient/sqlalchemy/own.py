@@ -49,12 +49,14 @@ class SessionState:
 
     @classmethod
     def of(cls, session: Session) -> SessionState:
+        """The state of a session, created at the first call."""
         state = session.info.get(_STATE)
         if state is None:
             state = session.info[_STATE] = cls()
         return state
 
     def add(self, token: CommitToken | None) -> None:
+        """Add commits that later reads must show."""
         if token is not None:
             self.token = token if self.token is None else self.token.union(token)
 
@@ -74,6 +76,7 @@ class Writes:
         self._written: WeakSet[Connection] = WeakSet()
 
     def observe(self, engine: Engine) -> None:
+        """Listen for the statements of an engine, once."""
         if engine not in self._engines:
             self._engines.add(engine)
             event.listen(engine, "engine_connect", self._open)
@@ -107,6 +110,7 @@ class Writes:
         )
 
     def has_written(self, state: SessionState) -> bool:
+        """Whether a connection of the session has written in its transaction."""
         return any(connection in self._written for connection in state.connections)
 
     def take_ended(self, state: SessionState) -> Iterator[Connection]:

@@ -65,6 +65,7 @@ class Living:
         self._seen: tuple[Values, Values, Values] = ({}, {}, {})
 
     def add(self, vitals: Vitals) -> None:
+        """Add a cache, which is not kept alive."""
         with self._adding:
             living = [each for each in self._vitals if each() is not None]
             self._vitals = [*living, weakref.ref(vitals)]

@@ -55,14 +55,17 @@ class FakeInvalidator:
 
     @property
     def is_running(self) -> bool:
+        """Whether it follows the nodes."""
         return bool(self._followers)
 
     def start(self) -> None:
+        """Follow each node; `work` joins them."""
         lineage = self.databases.shard.lineage
         policy = node_policy(self.config.cache, lineage, self.definitions, topology=self.config.topology)
         self._followers = [self._follow(node, policy) for node in self.stores]
 
     def crash(self) -> None:
+        """Stop without a word to the nodes."""
         self._followers = []
 
     def work(self) -> None:

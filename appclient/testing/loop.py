@@ -78,46 +78,58 @@ class FakeAsyncConnection:
 
     @property
     def open(self) -> bool:
+        """Whether the connection is open, as in aiomysql and pymysql."""
         return self._connection.open
 
     @property
     def closed(self) -> bool:
+        """The opposite of `open`."""
         return not self._connection.open
 
     @property
     def server_status(self) -> int:
+        """Flags of ``SERVER_STATUS``: autocommit, open transaction."""
         return self._connection.server_status
 
     def cursor(self, *kinds: Any, cursor: Any = None) -> FakeAsyncCursor:
+        """A new cursor; its rows are dictionaries if a kind is a ``DictCursor``, else tuples."""
         has_dicts = any("Dict" in kind.__name__ for kind in (*kinds, cursor) if kind is not None)
         return FakeAsyncCursor(self._connection.cursor(DictCursor if has_dicts else None))
 
     async def begin(self) -> None:
+        """Commit, and begin a transaction."""
         self._connection.begin()
 
     async def commit(self) -> None:
+        """Commit after a turn of other tasks."""
         await asyncio.sleep(0)
         self._connection.commit()
 
     async def rollback(self) -> None:
+        """Undo the open transaction, if any."""
         self._connection.rollback()
 
     async def autocommit(self, value: bool) -> None:
+        """Choose whether each statement commits."""
         self._connection.autocommit(value)
 
     def get_autocommit(self) -> bool:
+        """Whether each statement commits."""
         return self._connection.get_autocommit()
 
     def character_set_name(self) -> str:
+        """The character set of the connection."""
         return self._connection.character_set_name()
 
     async def ping(self, reconnect: bool = True) -> None:
         """It is here."""
 
     def close(self) -> None:
+        """Undo the open transaction, and close the connection."""
         self._connection.close()
 
     async def ensure_closed(self) -> None:
+        """As `close`."""
         self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -144,17 +156,21 @@ class FakeAsyncCursor:
 
     @property
     def description(self) -> Any:
+        """The columns of the last statement, as PEP 249 has them; None without rows."""
         return self._cursor.description
 
     @property
     def rowcount(self) -> int:
+        """Rows found or changed by the last statement, -1 before any."""
         return self._cursor.rowcount
 
     @property
     def lastrowid(self) -> int | None:
+        """The key of the row that was inserted last."""
         return self._cursor.lastrowid
 
     async def execute(self, sql: str, parameters: Any = None) -> int:
+        """Run a statement, and return `rowcount`. Raises a deadlock after `TURNS_MAX` turns."""
         for _ in range(TURNS_MAX):
             await asyncio.sleep(0)
             try:
@@ -165,16 +181,21 @@ class FakeAsyncCursor:
         return self._cursor.execute(sql, parameters)
 
     async def executemany(self, sql: str, many: Iterable[Any]) -> int:
+        """Run a statement with each of ``many``, and return the sum of the row counts."""
         return sum([await self.execute(sql, parameters) for parameters in many])
 
     async def fetchall(self) -> list[Any]:
+        """The rows that are left."""
         return self._cursor.fetchall()
 
     async def fetchmany(self, size: int | None = None) -> list[Any]:
+        """At most ``size`` rows, or ``arraysize``."""
         return self._cursor.fetchmany(self.arraysize if size is None else size)
 
     async def fetchone(self) -> Any:
+        """The next row, or None."""
         return self._cursor.fetchone()
 
     async def close(self) -> None:
+        """Close the cursor."""
         self._cursor.close()

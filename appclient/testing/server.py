@@ -56,11 +56,13 @@ class FakeServer:
     is_down: bool = False
 
     def create(self, schema: str) -> None:
+        """Create the tables of ``schema``, in the SQL of SQLite, and that of the heartbeats."""
         with self.open() as rows:
             rows.execute("PRAGMA journal_mode = WAL")
             rows.executescript(_HEARTBEATS + schema)
 
     def open(self) -> sqlite3.Connection:
+        """The server's rows; transactions begin and end by statements."""
         rows = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         rows.create_function("VERSION", 0, lambda: "10.11.0-MariaDB" if self.flavor == "mariadb" else "9.7.0")
         rows.create_function("DATABASE", 0, lambda: self.database)
@@ -69,6 +71,7 @@ class FakeServer:
         return rows
 
     def connect(self) -> FakeConnection:
+        """A new connection. Raises pymysql's ``OperationalError`` if the server is down."""
         if self.is_down:
             raise pymysql.err.OperationalError(2003, f"{self.name} is down")
         return FakeConnection(self)
@@ -97,6 +100,7 @@ class FakeServer:
         rows.close()
 
     def variable(self, name: str) -> str:
+        """The text of a system variable, "" for unknown ones."""
         match name:
             case "gtid_executed" | "gtid_slave_pos" | "gtid_current_pos" | "last_gtid":
                 return self.position()
@@ -122,6 +126,7 @@ def read_rows(rows: sqlite3.Connection) -> Rows:
 
 
 def compare(before: Rows, after: Rows) -> list[Change]:
+    """The changes that lead from ``before`` to ``after``: (table, rowid, old row, new row)."""
     changes: list[Change] = []
     for table in {**before, **after}:
         old, new = before.get(table, {}), after.get(table, {})
@@ -140,17 +145,21 @@ class FakeConnection:
 
     @property
     def server_status(self) -> int:
+        """Flags of ``SERVER_STATUS``: autocommit, open transaction."""
         autocommits = SERVER_STATUS.SERVER_STATUS_AUTOCOMMIT if self._autocommits else 0
         return autocommits | (SERVER_STATUS.SERVER_STATUS_IN_TRANS if self._rows.in_transaction else 0)
 
     def cursor(self, kind: type | None = None) -> FakeCursor:
+        """A new cursor; its rows are dictionaries if ``kind`` is `DictCursor`, else tuples."""
         return FakeCursor(self, kind is DictCursor)
 
     def begin(self) -> None:
+        """Commit, and begin a transaction."""
         self.commit()
         self._rows.execute("BEGIN")
 
     def commit(self) -> None:
+        """Commit the open transaction, if any, and report all rows to the server."""
         if not self._rows.in_transaction:
             return
         tell = self.server.on_commit
@@ -160,16 +169,20 @@ class FakeConnection:
             tell(after)
 
     def rollback(self) -> None:
+        """Undo the open transaction, if any."""
         if self._rows.in_transaction:
             self._rows.execute("ROLLBACK")
 
     def autocommit(self, value: bool) -> None:
+        """Choose whether each statement commits."""
         self._autocommits = bool(value)
 
     def get_autocommit(self) -> bool:
+        """Whether each statement commits."""
         return self._autocommits
 
     def character_set_name(self) -> str:
+        """The character set of the connection."""
         return "utf8mb4"
 
     def wait_for_locks(self, milliseconds: int) -> None:
@@ -180,6 +193,7 @@ class FakeConnection:
         """It is here."""
 
     def close(self) -> None:
+        """Undo the open transaction, and close the connection."""
         if self.open:
             self.open = False
             self.rollback()
@@ -192,6 +206,7 @@ class FakeConnection:
         self.close()
 
     def execute(self, sql: str, parameters: Any) -> _Found | None:
+        """Run a statement; None if it gives no result. Raises errors of pymysql."""
         if self.server.is_down:
             raise pymysql.err.OperationalError(2013, f"{self.server.name} is down")
         verb = sql.split(None, 1)[0].upper() if sql.strip() else ""
@@ -246,6 +261,7 @@ class FakeCursor:
         self.close()
 
     def execute(self, sql: str, parameters: Any = None) -> int:
+        """Run a statement, and return `rowcount`. Raises errors of pymysql."""
         if sql == PROBE:
             row = *PROBED, self._connection.server.database
             self.description, self._rows = [(str(at), *[None] * 6) for at, _ in enumerate(row)], [row]
@@ -262,18 +278,22 @@ class FakeCursor:
         return self.rowcount
 
     def executemany(self, sql: str, many: Iterable[Any]) -> int:
+        """Run a statement with each of ``many``, and return the sum of the row counts."""
         return sum(self.execute(sql, parameters) for parameters in many)
 
     def fetchall(self) -> list[Any]:
+        """The rows that are left."""
         rows, self._rows = self._rows, []
         return rows
 
     def fetchmany(self, size: int | None = None) -> list[Any]:
+        """At most ``size`` rows, or ``arraysize``."""
         count = self.arraysize if size is None else size
         rows, self._rows = self._rows[:count], self._rows[count:]
         return rows
 
     def fetchone(self) -> Any:
+        """The next row, or None."""
         return self._rows.pop(0) if self._rows else None
 
     def close(self) -> None:

@@ -224,6 +224,7 @@ class FakeSystem:
         return stale
 
     def close(self) -> None:
+        """Close the caches, and delete the databases."""
         for cache in (self.cache, *(opened.blocking for opened in self._opened)):
             cache.close()
         self._folder.cleanup()
