@@ -13,6 +13,8 @@ from typing import Final
 from benchmarks.measure import ROUNDS_MIN
 
 READS: Final = 50
+FIRST_CONNECTION: Final = 10
+"""More than SQLAlchemy and its adapter ask once for each engine."""
 PROGRAM: Final = f"""
 import json
 import benchmarks.orm as orm
@@ -60,5 +62,5 @@ def test_hits_ask_no_server_and_selects_do() -> None:
     ]
     assert [each["name"] for each in results] == names
     assert all(each["value"] > 0 and each["baseline_value"] > 0 for each in results)
-    assert all(selects - hits >= READS for hits, selects in asked), asked
-    assert all(hits < READS for hits, _ in asked), f"the connections' and the heartbeat's own: {asked}"
+    assert all(selects >= READS for _, selects in asked), asked
+    assert all(hits <= FIRST_CONNECTION for hits, _ in asked), f"the engines' and the heartbeat's own: {asked}"

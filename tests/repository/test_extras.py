@@ -97,11 +97,12 @@ class Customer(Base):
     __tablename__ = "customers"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
-sessions = sessionmaker(create_engine("mysql+pymysql://app@127.0.0.1:1/shop"))
+engine = create_engine("mysql+pymysql://app@127.0.0.1:1/shop", creator=system.connect)
+sessions = sessionmaker(engine)
 CachedReads(system.cache, sessions)
 system.cache.get("customer", 42)
 with sessions() as session:
-    assert session.get(Customer, 42).name == "Ada", "without a database"
+    assert session.get(Customer, 42).name == "Ada"
 """,
     "starlette": SYSTEM
     + """
