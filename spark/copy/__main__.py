@@ -1,7 +1,7 @@
 """The command line of the copy: ``freshness-spark copy``, or spark-submit with this file.
 
 ``--config freshness.toml --out DIR|--database URL --archive PATH|--url URL [--tables a,b]``; a later run continues
-from the state of the former one. Exit codes: 0 published, 2 usage or configuration, 3 not yet: the stream has not
+from the state of the previous one. Exit codes: 0 published, 2 usage or configuration, 3 not yet: the stream has not
 come so far, 4 changes are missing.
 """
 
@@ -36,39 +36,7 @@ with required_packages("spark.copy", "spark"):
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print the state of the copy. A session that is handed over is not stopped."""
-    parser = argparse.ArgumentParser(
-        prog="freshness-spark copy", description="Copy tables, and keep the copy up to date."
-    )
-    parser.add_argument("--config", default="freshness.toml", help="the configuration file")
-    parser.add_argument("--out", help="folder of the copy, local or mounted on all executors")
-    parser.add_argument(
-        "--database",
-        metavar="URL",
-        help="keep the copy in another database: mysql://USER:${VARIABLE}@HOST:PORT/DATABASE, or ?password_file=PATH",
-    )
-    parser.add_argument("--archive", help="follow an archive: a folder or URI")
-    parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
-    parser.add_argument("--token-file", help="the access token of the service")
-    parser.add_argument("--keyspace", help="which one, where there are several")
-    parser.add_argument("--tables", help="with commas; by default those of the configured objects")
-    parser.add_argument(
-        "--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it"
-    )
-    parser.add_argument("--rows-per-range", type=int, default=ROWS_PER_RANGE, help="of one task of a dump")
-    parser.add_argument(
-        "--rows-per-second", type=float, help="of a dump, at most; by default as fast as it goes"
-    )
-    parser.add_argument(
-        "--dump-from",
-        choices=("primary", "replica"),
-        default="primary",
-        help="the server whose rows are read: the primary, or the first replica of each shard",
-    )
-    parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
-    parser.add_argument("--format", help="what Spark writes to --out: parquet (the default), orc")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
-    options = parse_arguments(parser, arguments)
+    options = _parse(arguments)
     used: SparkSession | None = None
     try:
         config = load_config(options.config)
@@ -112,6 +80,42 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             f"not yet: the stream has not come to the dump of {', '.join(missing)}; run it again\n"
         )
     return SourceUnavailable.exit_code if missing else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="freshness-spark copy", description="Copy tables, and keep the copy up to date."
+    )
+    parser.add_argument("--config", default="freshness.toml", help="the configuration file")
+    parser.add_argument("--out", help="folder of the copy, local or mounted on all executors")
+    parser.add_argument(
+        "--database",
+        metavar="URL",
+        help="keep the copy in another database: mysql://USER:${VARIABLE}@HOST:PORT/DATABASE, or ?password_file=PATH",
+    )
+    parser.add_argument("--archive", help="follow an archive: a folder or URI")
+    parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
+    parser.add_argument("--token-file", help="the access token of the service")
+    parser.add_argument("--keyspace", help="which one, where there are several")
+    parser.add_argument("--tables", help="with commas; by default those of the configured objects")
+    parser.add_argument(
+        "--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it"
+    )
+    parser.add_argument("--rows-per-range", type=int, default=ROWS_PER_RANGE, help="of one task of a dump")
+    parser.add_argument(
+        "--rows-per-second", type=float, help="of a dump, at most; by default as fast as it goes"
+    )
+    parser.add_argument(
+        "--dump-from",
+        choices=("primary", "replica"),
+        default="primary",
+        help="the server whose rows are read: the primary, or the first replica of each shard",
+    )
+    parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
+    parser.add_argument("--format", help="what Spark writes to --out: parquet (the default), orc")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
+    return parse_arguments(parser, arguments)
 
 
 def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list[str]]:

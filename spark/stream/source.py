@@ -16,21 +16,13 @@ from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import pyarrow
-import pyarrow.dataset
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
     Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -49,6 +41,7 @@ from freshness.stream.resume import REFRESH_PREFIX
 from spark.batch import to_batches
 from spark.schema import CHANGES
 from spark.stream.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, FileSpan
+from spark.stream.filters import push_condition, to_condition
 from spark.stream.http import LivePiece, Service, make_mark, read_heads, read_piece
 
 log = logging.getLogger(__name__)
@@ -305,7 +298,7 @@ class ChangeReader(DataSourceReader):  # type: ignore[misc]
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Files know columns, and the service does not."""
         for each in filters:
-            pushed = _push(each) if self._options.folder is not None else None
+            pushed = push_condition(each) if self._options.folder is not None else None
             if pushed is None or pushed[0] not in self._options.columns:
                 yield each
             else:
@@ -340,48 +333,7 @@ class ChangeReader(DataSourceReader):  # type: ignore[misc]
         )
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return _read(self._options, partition, _to_condition(self._filters))
-
-
-_COMPARISONS: Final[Mapping[type, str]] = {
-    GreaterThan: "__gt__",
-    GreaterThanOrEqual: "__ge__",
-    LessThan: "__lt__",
-    LessThanOrEqual: "__le__",
-}
-_SCALARS: Final = (str, int, bytes)
-
-
-def _push(condition: Filter) -> tuple[str, str, Any] | None:
-    """(column, operator, value) of what the files can be asked for; None for all else."""
-    attribute: tuple[str, ...] = getattr(condition, "attribute", ())
-    if len(attribute) != 1:
-        return None
-    column = attribute[0]
-    if isinstance(condition, IsNotNull):
-        return column, "valid", None
-    if isinstance(condition, EqualTo) and isinstance(condition.value, _SCALARS):
-        return column, "in", [condition.value]
-    if isinstance(condition, In) and all(isinstance(each, _SCALARS) for each in condition.value):
-        return column, "in", list(condition.value)
-    comparison = _COMPARISONS.get(type(condition))
-    if comparison is not None and isinstance(condition.value, _SCALARS):
-        return column, comparison, condition.value
-    return None
-
-
-def _to_condition(filters: Iterable[tuple[str, str, Any]]) -> Any:
-    condition = None
-    for column, operator, value in filters:
-        name = pyarrow.dataset.field(column)
-        if operator == "valid":
-            one = name.is_valid()
-        elif operator == "in":
-            one = name.isin(value)
-        else:
-            one = getattr(name, operator)(value)
-        condition = one if condition is None else condition & one
-    return condition
+        return _read(self._options, partition, to_condition(self._filters))
 
 
 # -- the stream ------------------------------------------------------------------------------------------------
