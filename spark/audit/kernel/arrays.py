@@ -235,3 +235,23 @@ class Actions:
         bad = numpy.flatnonzero(flags)[::-1]
         found[self.row[bad]] = flags[bad]
         return found
+
+
+def count_rows(row: Integers, rows: int, column: Integers, columns: int) -> list[list[int]]:
+    """How often each pair of a row and a column occurs, row by row."""
+    counts: list[list[int]] = (
+        numpy.bincount(row * columns + column, minlength=rows * columns).reshape(rows, columns).tolist()
+    )
+    return counts
+
+
+def count_each(values: Integers) -> list[tuple[int, int]]:
+    each, counts = numpy.unique(values, return_counts=True)
+    return list(zip(each.tolist(), counts.tolist(), strict=True))
+
+
+def count_pairs(first: Integers, second: Integers) -> list[tuple[tuple[int, int], int]]:
+    pairs, counts = numpy.unique(numpy.stack((first, second)), axis=1, return_counts=True)
+    return [
+        ((int(one), int(two)), int(count)) for one, two, count in zip(pairs[0], pairs[1], counts, strict=True)
+    ]

@@ -33,6 +33,9 @@ from spark.audit.kernel.arrays import (
     Booleans,
     Integers,
     NumberColumns,
+    count_each,
+    count_pairs,
+    count_rows,
     mix,
     number_items,
     read_stamps,
@@ -254,7 +257,7 @@ class Piece:
         self._count_staleness(actions["who"][good], begin_us[good], staleness_us[good])
         counts["hits of values stored before the history"] += int((good & (origin == _BEFORE_HISTORY)).sum())
         self._count_compared(row, good & is_compared)
-        for who, count in _count(actions["who"][good & (origin == _LOST)]):
+        for who, count in count_each(actions["who"][good & (origin == _LOST)]):
             self._tally.unknown[who, verdict.NOT_FILLED_LOST] += count
 
     def _trace(
@@ -330,7 +333,7 @@ class Piece:
     def _count_unknown(self, who: Integers, flags: Integers, chosen: Booleans) -> None:
         """Count what cannot be judged. ``flags``: why; 0 for what can be judged, -1 where there is no position."""
         at = numpy.flatnonzero(chosen & (flags != 0))
-        for (each, why), count in _count_pairs(who[at], flags[at]):
+        for (each, why), count in count_pairs(who[at], flags[at]):
             name = verdict.NO_POSITION if why == -1 else explain_flags(why)
             self._tally.unknown[each, name] += count
 
@@ -342,7 +345,7 @@ class Piece:
     def _count_staleness(self, who: Integers, begin_us: Integers, staleness_us: Integers) -> None:
         number, whos = number_values(who)
         bucket = numpy.searchsorted(_EDGES, staleness_us)
-        for each, counts in zip(whos.tolist(), _count_rows(number, len(whos), bucket, _BUCKETS), strict=True):
+        for each, counts in zip(whos.tolist(), count_rows(number, len(whos), bucket, _BUCKETS), strict=True):
             add_counts(self._tally.staleness(each), counts)
         slices = self._rules.slices
         each_slice = numpy.clip((begin_us - slices.begin_us) // slices.width_us, 0, slices.count - 1)
@@ -352,7 +355,7 @@ class Piece:
             numpy.int64,
         )
         size = slices.count * _BUCKETS
-        table = _count_rows(group[number], len(groups), each_slice * _BUCKETS + bucket, size)
+        table = count_rows(group[number], len(groups), each_slice * _BUCKETS + bucket, size)
         for tables, counts in zip(groups, table, strict=True):
             add_counts(self._tally.staleness_by_slice(tables, size), counts)
 
@@ -482,23 +485,3 @@ def _find_last(
 
 def _value_key(actions: Actions) -> NDArray[numpy.uint64]:
     return mix(actions.item, actions["node"], actions.value, actions["digest"])
-
-
-def _count_rows(row: Integers, rows: int, column: Integers, columns: int) -> list[list[int]]:
-    """How often each pair of a row and a column occurs, row by row."""
-    counts: list[list[int]] = (
-        numpy.bincount(row * columns + column, minlength=rows * columns).reshape(rows, columns).tolist()
-    )
-    return counts
-
-
-def _count(values: Integers) -> list[tuple[int, int]]:
-    each, counts = numpy.unique(values, return_counts=True)
-    return list(zip(each.tolist(), counts.tolist(), strict=True))
-
-
-def _count_pairs(first: Integers, second: Integers) -> list[tuple[tuple[int, int], int]]:
-    pairs, counts = numpy.unique(numpy.stack((first, second)), axis=1, return_counts=True)
-    return [
-        ((int(one), int(two)), int(count)) for one, two, count in zip(pairs[0], pairs[1], counts, strict=True)
-    ]
