@@ -63,4 +63,6 @@ def test_hits_ask_no_server_and_selects_do() -> None:
     assert [each["name"] for each in results] == names
     assert all(each["value"] > 0 and each["baseline_value"] > 0 for each in results)
     assert all(selects >= READS for _, selects in asked), asked
-    assert all(hits <= FIRST_CONNECTION for hits, _ in asked), f"the engines' and the heartbeat's own: {asked}"
+    assert all(hits <= FIRST_CONNECTION for hits, _ in asked), (
+        f"the engines' and the heartbeat's own: {asked}"
+    )
