@@ -6,18 +6,23 @@ library has another one for tasks of an event loop. Used by ``freshness`` and ``
 
 from __future__ import annotations
 
+import _thread
 import select
 import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from freshness.errors import FreshnessError
 
 Result = TypeVar("Result")
+
+ENDED_SEEN_SECONDS: Final = 0.001
 
 
 class Gate(Protocol):
@@ -79,14 +84,21 @@ class Network:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
 
     def connect(
-        self, host: str, port: int, connect_timeout_seconds: float | None, timeout_seconds: float | None
+        self,
+        host: str,
+        port: int,
+        connect_timeout_seconds: float | None,
+        timeout_seconds: float | None,
+        wrap: Callable[[socket.socket], socket.socket] = lambda plain: plain,
     ) -> socket.socket:
-        """A connection to the first address of that name that takes one. Raises OSError and UnicodeError."""
+        """A connection to the first address of that name that takes one. ``wrap``: adds TLS to a socket before it
+        connects. Raises OSError and UnicodeError."""
         failure: OSError | None = None
         for family, _, _, _, address in self.resolve(host, port):
             connected = self.make_socket(family)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connected = wrap(connected)
                 connected.settimeout(connect_timeout_seconds)
                 connected.connect(address)
                 connected.settimeout(timeout_seconds)
@@ -100,15 +112,58 @@ class Network:
         raise failure or OSError(f"{host} has no address")
 
     def run_all(self, functions: Sequence[Callable[[], Result]]) -> list[Result | FreshnessError]:
-        """The results of functions that wait side by side, or their errors."""
-        with ThreadPoolExecutor(len(functions), "side by side") as threads:
-            return list(threads.map(settle, functions))
+        """The results of functions that wait side by side, or their errors; none runs after the return.
+
+        A signal handler that raises in the middle would leave locks of ``threading`` and ``concurrent`` locked, and
+        the process could not end. Each step here is atomic.
+        """
+        waiting = deque(enumerate(functions))
+        outcomes: dict[int, tuple[Result | FreshnessError] | BaseException] = {}
+        ended: SimpleQueue[None] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                number, function = waiting.popleft()
+            except IndexError:  # taken back
+                return
+            try:
+                outcomes[number] = (settle(function),)
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                outcomes[number] = error
+            ended.put(None)
+
+        try:
+            for _ in functions:
+                _thread.start_new_thread(run, ())
+            while len(outcomes) < len(functions):
+                ended.get()
+        finally:
+            begun = len(functions) - _take_back(waiting)
+            while len(outcomes) < begun:
+                time.sleep(ENDED_SEEN_SECONDS)
+        return [_unwrap(outcomes[number]) for number in range(len(functions))]
 
     def wait(self, waiting: socket.socket, events: int, seconds: float) -> bool:
         """Whether one of these events of ``select.poll`` came in time."""
         watch = select.poll()
         watch.register(waiting, events)
         return bool(watch.poll(seconds * 1000))
+
+
+def _take_back(waiting: deque[Any]) -> int:
+    """Empty it. Returns the number of its elements, although other threads take some too."""
+    taken = 0
+    with suppress(IndexError):
+        while True:
+            waiting.pop()
+            taken += 1
+    return taken
+
+
+def _unwrap(outcome: tuple[Result] | BaseException) -> Result:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome[0]
 
 
 def settle(function: Callable[[], Result]) -> Result | FreshnessError:

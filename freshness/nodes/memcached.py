@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from pymemcache.client.base import Client, normalize_server_spec
@@ -197,29 +198,20 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         connection.close()
 
     def _connect(self) -> socket.socket:
-        """A connection to the first address of the name that takes one. Raises OSError."""
-        if not isinstance(self._address, tuple):
-            return self._connect_to(socket.AF_UNIX, self._address)
-        failure: OSError | None = None
-        for family, _, _, _, target in self._reach.network.resolve(*self._address):
-            try:
-                return self._connect_to(family, target)
-            except OSError as error:
-                failure = error
-        raise failure or OSError(f"{self._address[0]} has no address")
-
-    def _connect_to(self, family: int, target: Any) -> socket.socket:
-        """TLS is for TCP only."""
+        """A connection to the first address of the name that takes one; TLS is for TCP only. Raises OSError."""
         reach = self._reach
-        connected = reach.network.make_socket(family)
+        seconds = reach.connect_timeout_seconds, reach.timeout_seconds
+        if isinstance(self._address, tuple):
+            host, port = self._address
+            if reach.make_tls is None:
+                return reach.network.connect(host, port, *seconds)
+            wrap = partial(reach.make_tls().wrap_socket, server_hostname=host)
+            return reach.network.connect(host, port, *seconds, wrap)
+        connected = reach.network.make_socket(socket.AF_UNIX)
         try:
-            if family != socket.AF_UNIX:
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if reach.make_tls is not None:
-                    connected = reach.make_tls().wrap_socket(connected, server_hostname=self._address[0])
-            connected.settimeout(reach.connect_timeout_seconds)
-            connected.connect(target)
-            connected.settimeout(reach.timeout_seconds)
+            connected.settimeout(seconds[0])
+            connected.connect(self._address)
+            connected.settimeout(seconds[1])
         except BaseException:
             connected.close()
             raise
