@@ -11,7 +11,6 @@ import math
 import random
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -24,6 +23,7 @@ from examples.demo.measurement import CUSTOMER, Answer, Request
 from examples.demo.strategy import TokenCache
 from examples.demo.workload import Plan, draw_requests, load_profile, repeat
 from integration.servers.program import PythonProgram
+from invalidator.cli.signals import note_stop
 
 INTERRUPTION_SECONDS: Final = 0.0001, 0.1
 """When the signal comes, on a logarithmic scale: on a machine of any speed in some reads, and after others."""
@@ -93,8 +93,8 @@ def main(settings: dict[str, Any]) -> None:
     plan, folder = Plan(**settings["plan"]), Path(settings["folder"])
     generator = random.Random(plan.seed * 1000 + 900 + settings["number"])
     requests = draw_requests(plan, generator)
-    result, alarm, stopping = Interruptions(), _Alarm(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    result, alarm = Interruptions(), _Alarm()
+    is_stopping = note_stop()
     cache = Cache.open(settings["config"])
     cache.loader("profile")(load_profile)
     with closing(cache), closing(TokenCache(cache)) as reader:
@@ -112,7 +112,7 @@ def main(settings: dict[str, Any]) -> None:
             result.wrong_answers += not is_of(request, answers)
 
         (folder / "ready").touch()
-        repeat(plan.requests_per_second / plan.readers, stopping, work)
+        repeat(plan.requests_per_second / plan.readers, is_stopping, work)
     (folder / "result.json").write_text(json.dumps(asdict(result)))
 
 

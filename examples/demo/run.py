@@ -280,7 +280,7 @@ class _Run:
                     witness.committed(write, position)
                 touched.update(write.objects)
 
-            repeat(plan.writes_per_second / plan.writers, self._workers.stop_writing, work)
+            repeat(plan.writes_per_second / plan.writers, self._workers.stop_writing.is_set, work)
         return touched
 
     def _nodes_of(self, write: Write) -> frozenset[str]:
@@ -314,7 +314,7 @@ class _Run:
                     self._meters[name].count(strategies[name].read(request), expected)
                 touched.update(request.objects)
 
-            repeat(plan.requests_per_second / plan.readers, self._workers.stop_reading, work)
+            repeat(plan.requests_per_second / plan.readers, self._workers.stop_reading.is_set, work)
         return touched
 
 

@@ -197,10 +197,11 @@ def _now_us() -> int:
 # -- pace ----------------------------------------------------------------------------------------------
 
 
-def repeat(per_second: float, stopping: threading.Event, work: Callable[[], None]) -> None:
-    """Do ``work`` at this rate until ``stopping``. Time lost to slow work is not made up for."""
+def repeat(per_second: float, is_stopping: Callable[[], bool], work: Callable[[], None]) -> None:
+    """Do ``work`` at this rate until ``is_stopping``. Time lost to slow work is not made up for."""
     interval = 1 / per_second
     due = time.monotonic()
-    while not stopping.wait(max(0.0, due - time.monotonic())):
+    while not is_stopping():
         work()
         due = max(due + interval, time.monotonic() - interval)
+        time.sleep(max(0.0, due - time.monotonic()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from contextlib import ExitStack
 from typing import Annotated, Final
 
@@ -12,7 +11,7 @@ import typer
 from freshness.errors import ConfigError
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json
-from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.cli.signals import load_on_hangup, note_stop
 
 PRINTED_WIDTH: Final = 160
 
@@ -52,9 +51,8 @@ def probe(
         repairs=repair,
     )
     read_config = load_on_hangup(config)
-    stopping = threading.Event()
-    call_on_stop(stopping.set)
-    process = ProbeProcess(read_config, plan, stopping.is_set)
+    is_stopping = note_stop()
+    process = ProbeProcess(read_config, plan, is_stopping)
     with ExitStack() as stack:
         if metrics_listen is not None:
             stack.enter_context(serving(ProbeMetrics(process.tally).registry, metrics_listen))

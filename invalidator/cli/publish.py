@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,7 +10,7 @@ import typer
 
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
 from invalidator.cli.output import show_progress
-from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.cli.signals import load_on_hangup, note_stop
 from invalidator.stream.selection import read_names
 
 if TYPE_CHECKING:
@@ -54,12 +53,11 @@ def publish(
         tables=read_names(tables, "--tables"),
         settings={} if settings is None else read_settings(settings),
     )
-    stopping = threading.Event()
-    call_on_stop(stopping.set)
+    is_stopping = note_stop()
     with show_progress(f"publishing {prefix}") as show:
 
         def report(published: int, position: ResumeVector) -> None:
             lag_seconds = (time.time_ns() // 1000 - position.min_timestamp_us) / 1e6
             show(f"{published} records, {lag_seconds:.1f} s behind")
 
-        publish_stream(StreamOpener(read_config), publication, since, stopping.is_set, report)
+        publish_stream(StreamOpener(read_config), publication, since, is_stopping, report)

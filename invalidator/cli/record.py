@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
 from invalidator.cli.output import show_progress
-from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.cli.signals import load_on_hangup, note_stop
 
 if TYPE_CHECKING:
     from invalidator.archive.writer import ArchiveWriter
@@ -31,8 +30,7 @@ def record(
 
     read_config = load_on_hangup(config)
     folder = get_archive_path(read_config(), out)
-    stopping = threading.Event()
-    call_on_stop(stopping.set)
+    is_stopping = note_stop()
     with show_progress(f"recording into {folder}") as show:
 
         def report(archive: ArchiveWriter, opened: OpenedStream) -> None:
@@ -42,4 +40,4 @@ def record(
                 f" {lag_seconds:.1f} s behind"
             )
 
-        write_archive(StreamOpener(read_config), folder, keyspace, since, stopping.is_set, report)
+        write_archive(StreamOpener(read_config), folder, keyspace, since, is_stopping, report)

@@ -13,9 +13,17 @@ from freshness.errors import ConfigError
 
 
 def call_on_stop(stop: Callable[[], None]) -> None:
-    """Call ``stop``, which must be safe in a signal handler, on SIGTERM and SIGINT."""
+    """Call ``stop`` on SIGTERM and SIGINT, in the middle of what the main thread does: it must take no lock."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
+
+
+def note_stop() -> Callable[[], bool]:
+    """Whether SIGTERM or SIGINT has come. A flag without a lock: ``Event.set`` of a handler waits forever where it
+    interrupts a ``wait`` or ``set`` of the same event."""
+    came: list[None] = []
+    call_on_stop(lambda: came.append(None))
+    return lambda: bool(came)
 
 
 def reload_on_hangup(path: Path, take: Callable[[Config], None]) -> None:

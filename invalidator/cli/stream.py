@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -12,7 +11,7 @@ import typer
 
 from freshness.errors import StorageUnavailable
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
-from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.cli.signals import load_on_hangup, note_stop
 from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
 from invalidator.stream.selection import Images, Selection, read_names
@@ -75,20 +74,18 @@ def _print_stream(config: Path, query: StreamQuery) -> None:
     from invalidator.stream.open import StreamOpener
 
     read_config = load_on_hangup(config)
-    stopping = threading.Event()
-    call_on_stop(stopping.set)
+    is_stopping = note_stop()
     opened = StreamOpener(read_config).open(query)
     try:
         out = LineWriter(opened.layouts, opened.stream.resume.format(), query.heartbeats, query.selection)
         printed = 0
-        while not stopping.is_set():
+        while printed != query.count and not is_stopping():
             opened.follow()
             message = opened.stream.poll(STOP_SEEN_SECONDS)
             for line in out.lines(message) if message is not None else ():
                 sys.stdout.buffer.write(encode_line(line))
                 printed += isinstance(line, UpdateLine)
                 if printed == query.count:
-                    stopping.set()
                     break
             sys.stdout.buffer.flush()
     except OSError as error:

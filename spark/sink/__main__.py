@@ -141,10 +141,10 @@ def _run(
     stand_in: StandIn | None,
     metrics: SinkMetrics,
 ) -> dict[str, Any]:
-    stopping = threading.Event()
+    stops: list[int] = []
 
-    def stop(_: int, __: FrameType | None) -> None:
-        stopping.set()
+    def stop(number: int, _: FrameType | None) -> None:
+        stops.append(number)  # no Event: its lock may be the one that the interrupted thread holds
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,7 +156,7 @@ def _run(
         trigger = None if options.once else options.trigger_seconds
         query = start_query(session, config, keeper, source, options.checkpoint, trigger_seconds=trigger)
         try:
-            while not stopping.is_set() and not query.awaitTermination(STOP_SEEN_SECONDS):
+            while not stops and not query.awaitTermination(STOP_SEEN_SECONDS):
                 metrics.query.note(query)
                 if stand_in is not None:
                     stand_in.check()
