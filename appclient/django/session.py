@@ -22,6 +22,7 @@ from appclient.cache import Cache
 from appclient.connection.commits import COMMITTED_SQL, read_gtids
 from appclient.connection.statement import calls_stored_function, changes_session
 from appclient.django.place import DatabaseRole, DjangoDatabases
+from freshness.database.session import ISOLATION
 from freshness.position.commit import CommitToken
 
 log = logging.getLogger(__name__)
@@ -133,13 +134,15 @@ def _writes_of(connection: Any) -> _Writes:
 
 def watch(*, connection: Any, **_: Any) -> None:
     """Note the statements of a connection that was just made: a receiver of ``connection_created``."""
-    if connection.vendor == "mysql" and note_statement not in connection.execute_wrappers:
+    if connection.vendor != "mysql":
+        return
+    if note_statement not in connection.execute_wrappers:
         # In front: execute_wrapper() removes the last one when it ends
         connection.execute_wrappers.insert(0, note_statement)
-    if connection.vendor == "mysql":
-        writes, raw = _writes_of(connection), connection.connection
-        writes.changed = None  # by Django's own statements at a reconnect
-        select_db = raw.select_db
+    writes, raw = _writes_of(connection), connection.connection
+    writes.changed = None  # by Django's own statements at a reconnect
+    select_db = getattr(raw, "select_db", None)  # mysql-connector has none
+    if select_db is not None:
 
         def note_select_db(*arguments: Any) -> Any:
             writes.changed = raw
@@ -208,7 +211,7 @@ def is_special(connection: Any) -> bool:
     level = connection.isolation_level
     if not level:  # the server's own
         if writes.isolation[0] is not raw:
-            variable = "tx_isolation" if connection.mysql_is_mariadb else "transaction_isolation"
+            variable = ISOLATION["mariadb" if connection.mysql_is_mariadb else "mysql"]
             writes.isolation = raw, _ask(raw, f"SELECT @@session.{variable}")
         level = writes.isolation[1]
     return str(level).upper() == "SERIALIZABLE"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from appclient import ConfigError
 from appclient.django.options import read_options
 from appclient.django.place import find_places
-from appclient.django.session import may_write
+from appclient.django.session import may_write, note_statement, watch
 from freshness.config.config import load_config
 
 FILE = """
@@ -210,3 +211,10 @@ def test_the_library_itself_imports_no_django() -> None:
 def test_a_missing_django_is_one_clear_line() -> None:
     ended = run("import sys; sys.modules['django'] = None\nimport appclient.django")
     assert ended.stderr.strip().endswith("pip install 'freshness[django]')")
+
+
+def test_a_driver_that_cannot_choose_a_database_by_a_call_is_watched() -> None:
+    """As mysql-connector, whose backend for Django is one of MySQL, too."""
+    connection = SimpleNamespace(vendor="mysql", execute_wrappers=[], connection=object())
+    watch(connection=connection)
+    assert connection.execute_wrappers == [note_statement]
