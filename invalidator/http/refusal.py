@@ -91,8 +91,11 @@ def find_status(error: FreshnessError) -> int:
 
 async def refuse_unknown_parameters(request: Request) -> None:
     """A dependency of a route: a name that it does not take was meant for something. Raises `ConfigError`."""
-    described = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
-    known = [each["name"] for each in described.get("parameters", ()) if each["in"] == "query"]
+    known: list[str] = []
+    for field in request.scope["route"].dependant.query_params:
+        kind = field.field_info.annotation
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+        known += kind.model_fields if is_model else [field.alias]
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known:
