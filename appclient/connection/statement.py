@@ -17,10 +17,10 @@ _READS: Final = re.compile(_START + r"(?:SELECT|WITH|SHOW|VALUES?|TABLE|DESC|DES
 _LEAVES: Final = re.compile(r":=|\bINTO\s+@|\b(?:GET_LOCK|LAST_INSERT_ID)\s*\(\s*[^\s)]", _FLAGS)
 
 _CHANGES: Final = re.compile(
-    _START + r"(?:USE|SET(?!\s+STATEMENT)|PREPARE|LOCK\s+TABLES?|CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY)\b"
-    r"|.*\bGET_LOCK\s*\(",
+    _START + r"(?:USE|SET(?!\s+STATEMENT)|PREPARE|LOCK\s+TABLES?|CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY)\b",
     _FLAGS,
 )
+_TAKES_LOCK: Final = re.compile(r"\bGET_LOCK\s*\(", re.IGNORECASE)
 _HARMLESS: Final = re.compile(
     r"\s*SET\s+(?:SESSION\s+|LOCAL\s+|@@SESSION\.|@@)?"
     r"(?:@\w+|foreign_key_checks|unique_checks|\w*wait_timeout|net_\w+_timeout|sql_safe_updates|max_execution_time"
@@ -55,7 +55,9 @@ def leaves_state(sql: str) -> bool:
 
 def changes_session(sql: str) -> bool:
     """Whether later statements of the session may mean other rows, or are to be read under a lock."""
-    return _CHANGES.match(sql) is not None and _HARMLESS.fullmatch(sql) is None
+    # Every statement of an application comes by here, and most are long: upper() is much quicker than a pattern.
+    takes_lock = "GET_LOCK" in sql.upper() and _TAKES_LOCK.search(sql) is not None
+    return (takes_lock or _CHANGES.match(sql) is not None) and _HARMLESS.fullmatch(sql) is None
 
 
 def calls_stored_function(sql: str) -> bool:
