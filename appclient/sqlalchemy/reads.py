@@ -25,6 +25,7 @@ from appclient.sqlalchemy.composite import CachedSelect, answer_from
 from appclient.sqlalchemy.own import SERIALIZABLE, SessionState, Writes, is_special
 from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, open_replay, replayed
 from freshness.config.keyspace import Keyspace
+from freshness.database.session import ISOLATION
 from freshness.errors import (
     ConfigError,
     FormatError,
@@ -51,7 +52,6 @@ _SESSION: Final = (
     "SELECT @@session.time_zone, @@system_time_zone, @@session.{isolation}, DATABASE(), "
     "@@lower_case_table_names"
 )
-_ISOLATION: Final = {"mysql": "transaction_isolation", "mariadb": "tx_isolation"}
 _UTC: Final = frozenset({"+00:00", "UTC", "GMT", "ETC/UTC", "ZULU"})
 
 
@@ -288,7 +288,7 @@ class CachedReads:
         try:
             cursor = borrowed.cursor()
             try:
-                cursor.execute(_SESSION.format(isolation=_ISOLATION[site.keyspace.flavor]))
+                cursor.execute(_SESSION.format(isolation=ISOLATION[site.keyspace.flavor]))
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
             finally:
                 cursor.close()

@@ -33,16 +33,19 @@ _COMMON: Final = {
     "lc_time_names": "@@GLOBAL.lc_time_names",
 }
 
+ISOLATION: Final = {"mysql": "transaction_isolation", "mariadb": "tx_isolation"}
+"""The variable with a session's isolation, by flavor."""
+
 VARIABLES: Final = {
     "mysql": {
         **_COMMON,
-        "transaction_isolation": "'REPEATABLE-READ'",
+        ISOLATION["mysql"]: "'REPEATABLE-READ'",
         "transaction_read_only": "1",
         "max_execution_time": "{milliseconds:.0f}",
     },
     "mariadb": {
         **_COMMON,
-        "tx_isolation": "'REPEATABLE-READ'",
+        ISOLATION["mariadb"]: "'REPEATABLE-READ'",
         "tx_read_only": "1",
         "max_statement_time": "{seconds:.3f}",
     },
@@ -53,26 +56,21 @@ rows' begins."""
 _NOT_RESTORED_BY_ITS_NAME: Final = {"character_set_connection": "collation_connection"}
 """To set a character set chooses its default collation."""
 
-_VERIFIED: Final = (
-    "@@SESSION.time_zone = '+00:00'",
-    f"@@SESSION.sql_select_limit = {UNCUT}",
-    "@@SESSION.sql_auto_is_null = 0",
-    "@@SESSION.character_set_connection = 'utf8mb4'",
-    "LOCATE('PAD_CHAR_TO_FULL_LENGTH', @@SESSION.sql_mode) = 0",
-    "LOCATE('EMPTY_STRING_IS_NULL', @@SESSION.sql_mode) = 0",
+_VERIFIED: Final = ("time_zone", "sql_select_limit", "sql_auto_is_null", "character_set_connection")
+_MODES: Final = " AND ".join(
+    f"LOCATE('{name}', @@SESSION.sql_mode) = 0"
+    for name in ("PAD_CHAR_TO_FULL_LENGTH", "EMPTY_STRING_IS_NULL")
 )
-_VERIFIED_BY_FLAVOR: Final = {
-    "mysql": ("@@SESSION.transaction_isolation = 'REPEATABLE-READ'",),
-    "mariadb": (
-        "@@SESSION.tx_isolation = 'REPEATABLE-READ'",
-        "@@SESSION.system_versioning_asof = 'DEFAULT'",
-    ),
-}
 
-NAME_IN_SESSION: Final = {
-    flavor: f"IF({' AND '.join([*_VERIFIED, *its])}, {SERVER_NAME[flavor]}, NULL)"
-    for flavor, its in _VERIFIED_BY_FLAVOR.items()
-}
+
+def _find_name(flavor: str) -> str:
+    variables, isolation = VARIABLES[flavor], ISOLATION[flavor]
+    equal = " AND ".join(f"@@SESSION.{name} = {variables[name]}" for name in (*_VERIFIED, isolation))
+    present = "" if flavor == "mysql" else " AND @@SESSION.system_versioning_asof = 'DEFAULT'"
+    return f"IF({equal} AND {_MODES}{present}, {SERVER_NAME[flavor]}, NULL)"
+
+
+NAME_IN_SESSION: Final = {flavor: _find_name(flavor) for flavor in VARIABLES}
 """The server's name for itself, by flavor; NULL if this very statement runs in a session that is not set up: a
 stored function has changed it, or a proxy has chosen another one."""
 
