@@ -163,15 +163,18 @@ class LoaderConnection:
                 )
             yield
         finally:
-            self._is_busy = False
-            if self._gate.waiting:
-                self._gate.wake()
+            self._pass_turn()
 
     def _take_turn(self) -> bool:
         if self._is_busy:
             return False
         self._is_busy = True
         return True
+
+    def _pass_turn(self) -> None:
+        self._is_busy = False
+        if self._gate.waiting:
+            self._gate.wake()
 
     def end(self) -> None:
         """Let no query begin, and end one that is under way: its connection must be closed."""
@@ -180,9 +183,7 @@ class LoaderConnection:
             for connection in self._connections:
                 interrupt(connection)
             if self._gate.wait_for(self._take_turn, TURN_SECONDS):
-                self._is_busy = False
-                if self._gate.waiting:
-                    self._gate.wake()
+                self._pass_turn()
             self.is_in_step = False
 
     def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:

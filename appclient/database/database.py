@@ -21,7 +21,7 @@ from appclient.connection.query import (
 from appclient.connection.statement import require_read
 from appclient.database.atleast import AtLeast, behind, demand_commits, enclosed_by
 from appclient.database.servers import DEFAULTS, ServerAccess
-from appclient.database.shard import LoaderError, ShardDatabase, ShardSnapshot, run_loader
+from appclient.database.shard import LoaderError, ShardDatabase, ShardSnapshot, run_loader, unwrap
 from appclient.database.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.keyspace import Keyspace
@@ -157,12 +157,11 @@ class Database:
             ended = opened
         finally:
             tokens = [shard.end_snapshot(snapshot, ended) for shard, snapshot in begun]
-        if isinstance(loaded, LoaderError):
-            raise loaded.error
+        value = unwrap(loaded)
         for (shard, snapshot), token in zip(begun, tokens, strict=True):
             if token is None and shard.lineage in at_least:
                 raise behind(snapshot.address)
-        return loaded, tokens
+        return value, tokens
 
     def _nested_snapshot(
         self,
@@ -186,9 +185,7 @@ class Database:
                 raise
 
         (result, tokens), token = self.shards[first].snapshot(inside, at_least.get(first))
-        if isinstance(result, LoaderError):
-            raise result.error
-        return result, [token, *tokens]
+        return unwrap(result), [token, *tokens]
 
     def _parse(self, token: EventToken | str | None) -> EventToken | None:
         parsed = EventToken.parse(token) if isinstance(token, str) else token

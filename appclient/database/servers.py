@@ -68,7 +68,8 @@ class ServerAccess:
 DEFAULTS: Final = ServerAccess()
 
 
-def _close(connection: Connection | None) -> None:
+def close_open(connection: Connection | None) -> None:
+    """Close a connection that is still open: pymysql raises for one that is closed."""
     if connection is not None and connection.open:
         connection.close()
 
@@ -87,7 +88,7 @@ class ShardServers:
             borrowing = BorrowingPool(own, address, self._flavor, access.timeout_seconds)
             return cast("Pool[Connection]", borrowing)
         name = f"to {address.host}:{address.port}"
-        return Pool(access.connections_max, name, _close, access.network)
+        return Pool(access.connections_max, name, close_open, access.network)
 
     def run(
         self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
@@ -171,7 +172,7 @@ class ShardServers:
             except Behind:
                 raise  # every statement has had its answer, so the connection is in order
             except DATABASE_ERRORS as error:
-                _close(connection)
+                close_open(connection)
                 problem = describe_problem(error, address, "reading")
                 if isinstance(error, Unanswered):
                     self._choice.note_failure(address)
@@ -180,7 +181,7 @@ class ShardServers:
                     raise problem from error
                 # it was closed while idle: once more
             except BaseException:
-                _close(connection)
+                close_open(connection)
                 raise
             finally:
                 if not keeps:

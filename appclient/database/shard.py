@@ -26,7 +26,7 @@ from appclient.database.atleast import (
     parse_committed,
     wait_sql,
 )
-from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers
+from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers, close_open
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
@@ -74,6 +74,13 @@ def run_loader(load: Callable[[LoaderConnection], Result], opened: LoaderConnect
         return LoaderError(error)
     finally:
         opened.end()
+
+
+def unwrap(loaded: Result | LoaderError) -> Result:
+    """The loader's value. Raises its own error."""
+    if isinstance(loaded, LoaderError):
+        raise loaded.error
+    return loaded
 
 
 class ShardDatabase(ShardServers):
@@ -140,9 +147,7 @@ class ShardDatabase(ShardServers):
             return loaded, token, address
 
         loaded, token, address = self.run(read)
-        if isinstance(loaded, LoaderError):
-            raise loaded.error
-        return loaded, token, address
+        return unwrap(loaded), token, address
 
     def begin_snapshot(self, at_least: EventToken | None = None) -> ShardSnapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
@@ -173,25 +178,26 @@ class ShardDatabase(ShardServers):
         """A connection that is not in step, that fails now, or whose session is not as before is closed. The value
         was read before, but nobody says by whom."""
         connection, address, token = snapshot.connection, snapshot.address, snapshot.token
-        if opened is not None and opened.is_in_step:
-            try:
-                if token is not None:
-                    question, name = self._new_question()
-                    _, [(server,)] = self._ask(connection, question, f"SELECT {name}")
-                    token = token if server == snapshot.server else None
-                    if server is None:
-                        self._close_changed(connection, address)
-                if connection.open and opened.is_reusable:
-                    with connection.cursor() as cursor:
-                        cursor.execute("ROLLBACK")
-                elif connection.open:
-                    connection.close()
-                return token
-            except (pymysql.MySQLError, OSError) as error:
-                log.info("a connection to %s:%s is closed: %s", address.host, address.port, error)
-        if connection.open:
-            connection.close()
-        return None
+        if opened is None or not opened.is_in_step:
+            close_open(connection)
+            return None
+        try:
+            if token is not None:
+                question, name = self._new_question()
+                _, [(server,)] = self._ask(connection, question, f"SELECT {name}")
+                token = token if server == snapshot.server else None
+                if server is None:
+                    self._close_changed(connection, address)
+            if not opened.is_reusable:
+                close_open(connection)
+            elif connection.open:
+                with connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
+        except (pymysql.MySQLError, OSError) as error:
+            log.info("a connection to %s:%s is closed: %s", address.host, address.port, error)
+            close_open(connection)
+            return None
+        return token
 
     def _close_changed(self, connection: Connection, address: ServerAddress) -> None:
         log.warning(

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from appclient.connection.query import LoaderConnection, QueryResult, Row
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
-from appclient.database.servers import DEFAULTS, ServerAccess
-from appclient.database.shard import LoaderError, ShardDatabase, run_loader
+from appclient.database.servers import DEFAULTS, ServerAccess, close_open
+from appclient.database.shard import LoaderError, ShardDatabase, run_loader, unwrap
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
@@ -64,14 +64,13 @@ class VitessShardDatabase(ShardDatabase):
             ):
                 result = run_loader(load, opened)
                 if not opened.is_in_step:
-                    connection.close()
-            if not opened.is_reusable and connection.open:
-                connection.close()
+                    close_open(connection)
+            if not opened.is_reusable:
+                close_open(connection)
             return result, tablet.token
 
-        loaded, token = self.run(read)
-        if isinstance(loaded, LoaderError):
-            raise loaded.error
+        result, token = self.run(read)
+        loaded = unwrap(result)
         if at_least is None or (token is not None and covers(token, at_least)):
             return loaded, token
         if self._of_primary is not None:
