@@ -10,7 +10,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -27,9 +27,9 @@ from appclient.database import servers
 from appclient.sqlalchemy import CachedReads
 from freshness.errors import FreshnessError
 from freshness.stream.heartbeat import SERVER_NAME
-from integration.appclient.sessions import KEYS, fill_tables, opened, running_tenants
+from integration.appclient.sessions import KEYS, fill_tables, opened
 from integration.harness import System
-from integration.servers import Flavor
+from integration.servers import Flavor, Pair
 
 SECONDS: Final = float(os.environ.get("FUZZ_SECONDS", "30"))
 SEED: Final = int(os.environ.get("FUZZ_SEED", "1"))
@@ -238,23 +238,9 @@ def fuzz(system: System, seconds: float, seed: int) -> list[str]:
     return []
 
 
-@pytest.fixture(scope="module")
-def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Any], System]]:
-    with ExitStack() as stack:
-        running: dict[Flavor, System] = {}
-
-        def start(pair: Any) -> System:
-            flavor = pair.primary.flavor
-            if flavor not in running:
-                running[flavor] = stack.enter_context(running_tenants(pair, tmp_path_factory.mktemp(flavor)))
-            return running[flavor]
-
-        yield start
-
-
 @pytest.fixture
-def system(systems: Callable[[Any], System], flavor: Flavor, request: pytest.FixtureRequest) -> System:
-    return systems(request.getfixturevalue(f"{flavor}_pair"))
+def system(tenants: Callable[[Pair], System], flavor: Flavor, request: pytest.FixtureRequest) -> System:
+    return tenants(request.getfixturevalue(f"{flavor}_pair"))
 
 
 def test_no_session_changes_what_others_read(system: System) -> None:
@@ -290,10 +276,10 @@ def plant_adapter(patch: pytest.MonkeyPatch) -> None:
     "plant", [plant_statements, plant_database, plant_variables, plant_turns, plant_adapter]
 )
 def test_it_finds_each_defence_that_is_taken_out(
-    systems: Callable[[Any], System],
-    mariadb_pair: Any,
+    tenants: Callable[[Pair], System],
+    mariadb_pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     plant(monkeypatch)
-    assert any(fuzz(systems(mariadb_pair), 0, seed) for seed in range(20))
+    assert any(fuzz(tenants(mariadb_pair), 0, seed) for seed in range(20))

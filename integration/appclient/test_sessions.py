@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -19,30 +18,16 @@ import sqlalchemy
 from appclient import AsyncCache, Cache, ReadOutcome, SourceUnsuitable
 from appclient.connection.query import LoaderConnection
 from freshness.errors import ConfigError, ConnectionsExhausted
-from integration.appclient.sessions import fill_tables, opened, own_pool, running_tenants
+from integration.appclient.sessions import fill_tables, opened, own_pool
 from integration.harness import System, wait_for_outcome
 from integration.servers import Flavor, Pair
 
 NOON = datetime(2026, 6, 1, 12)  # noqa: DTZ001 - TIMESTAMP in UTC
 
 
-@pytest.fixture(scope="module")
-def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Pair], System]]:
-    with ExitStack() as stack:
-        running: dict[Flavor, System] = {}
-
-        def start(pair: Pair) -> System:
-            flavor = pair.primary.flavor
-            if flavor not in running:
-                running[flavor] = stack.enter_context(running_tenants(pair, tmp_path_factory.mktemp(flavor)))
-            return running[flavor]
-
-        yield start
-
-
 @pytest.fixture
-def system(systems: Callable[[Pair], System], flavor: Flavor, request: pytest.FixtureRequest) -> System:
-    system = systems(request.getfixturevalue(f"{flavor}_pair"))
+def system(tenants: Callable[[Pair], System], flavor: Flavor, request: pytest.FixtureRequest) -> System:
+    system = tenants(request.getfixturevalue(f"{flavor}_pair"))
     fill_tables(system)
     return system
 
