@@ -19,7 +19,7 @@ def call_on_stop(stop: Callable[[], None]) -> None:
 
 
 def note_stop() -> Callable[[], bool]:
-    """Whether SIGTERM or SIGINT has come. A flag without a lock: ``Event.set`` of a handler waits forever where it
+    """Whether SIGTERM or SIGINT has come. A flag without a lock: ``Event.set`` in a handler waits forever if it
     interrupts a ``wait`` or ``set`` of the same event."""
     came: list[None] = []
     call_on_stop(lambda: came.append(None))
