@@ -11,11 +11,19 @@ from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.db.backends.signals import connection_created
+from django.db.models import Model
 
 from appclient.cache import Cache
 from appclient.django.options import Options, read_options
 from appclient.django.place import DjangoDatabases, find_places
-from appclient.django.plan import COLUMNS_SQL, ModelObject, check_columns, find_objects
+from appclient.django.plan import (
+    COLUMNS_SQL,
+    ModelObject,
+    check_columns,
+    find_objects,
+    find_refusal,
+    has_other_table,
+)
 from appclient.django.queryset import CachedQuerySet
 from appclient.django.session import watch
 
@@ -53,11 +61,7 @@ class FreshnessConfig(AppConfig):
     @cached_property
     def objects(self) -> dict[tuple[str, str], ModelObject]:
         """The object of each cached model, by the model's label and the keyspace."""
-        cached = [
-            model
-            for model in apps.get_models()
-            if any(issubclass(manager._queryset_class, CachedQuerySet) for manager in model._meta.managers)
-        ]
+        cached = [model for model in apps.get_models() if _is_cached(model)]
         return find_objects(self.options.config, self.places, cached)
 
     @property
@@ -84,6 +88,18 @@ class FreshnessConfig(AppConfig):
                 self._types[subject] = check_columns(subject, types)
             return self._types[subject]
 
+    def describe(self) -> list[str]:
+        """A line for each model that is cached or derived from `CachedModel`: its object, or why it has none."""
+        from appclient.django.models import CachedModel
+
+        lines = [f"{each.model._meta.label} is the object {each.name}" for each in self.objects.values()]
+        labels = {label for label, _ in self.objects}
+        for model in apps.get_models():
+            if issubclass(model, CachedModel) and model._meta.label not in labels:
+                reason = find_refusal(model) or "has no manager that is derived from CachedManager"
+                lines.append(f"{model._meta.label} is read from the database: it {reason}")
+        return lines
+
     def _forget(self, *, setting: str, **_: Any) -> None:
         """A test has changed the settings."""
         if setting in ("FRESHNESS", "DATABASES"):
@@ -93,3 +109,19 @@ class FreshnessConfig(AppConfig):
             self._types.clear()
             for name in ("options", "places", "objects"):
                 self.__dict__.pop(name, None)
+
+
+def _is_cached(model: type[Model]) -> bool:
+    """Whether one of its managers reads the cache, not counting those that it has from a model with another table."""
+    own = {manager.name for manager in model._meta.local_managers}
+    others = {
+        manager.name
+        for parent in model._meta.get_parent_list()
+        if has_other_table(model, parent)
+        for manager in parent._meta.managers
+    }
+    return any(
+        issubclass(manager._queryset_class, CachedQuerySet)
+        and (manager.name in own or manager.name not in others)
+        for manager in model._meta.managers
+    )

@@ -83,7 +83,7 @@ def find_objects(
                 f'{label} has no object in {config.path}: add [objects.{model._meta.model_name}] table = "{table}"'
             )
             continue
-        refused = _find_refusal(model)
+        refused = find_refusal(model)
         if refused is not None:
             problems.append(f"{label} {refused}")
             continue
@@ -96,9 +96,15 @@ def find_objects(
     return found
 
 
-def _find_refusal(model: type[Model]) -> str | None:
+def has_other_table(model: type[Model], parent: type[Model]) -> bool:
+    """Whether the parent is more than a proxy's."""
+    return bool(parent._meta.db_table != model._meta.db_table)
+
+
+def find_refusal(model: type[Model]) -> str | None:
+    """Why rows of the model cannot be cached, behind its name; None if they can be."""
     options = model._meta
-    if any(parent._meta.db_table != options.db_table for parent in options.get_parent_list()):
+    if any(has_other_table(model, parent) for parent in options.get_parent_list()):
         return "inherits from a model with a table of its own: its rows are in several tables"
     key = options.pk
     while getattr(key, "remote_field", None) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any, Final
 
 from django.conf import settings
@@ -183,9 +184,24 @@ class CachedManager(_Manager):
         found.reads_cache = True
         return found
 
+    @classmethod
+    def from_queryset(
+        cls, queryset_class: type[QuerySet], class_name: str | None = None
+    ) -> type[CachedManager]:
+        """See Django's. Raises `ConfigError` for a query set that does not read the cache."""
+        if not issubclass(queryset_class, CachedQuerySet):
+            raise ConfigError(
+                f"CachedManager.from_queryset({queryset_class.__name__}): it would read the database alone",
+                hint=f"derive {queryset_class.__name__} from appclient.django.models.CachedQuerySet",
+            )
+        made: type[CachedManager] = super().from_queryset(queryset_class, class_name)
+        return made
+
+    @wraps(QuerySet.get)
     def get(self, *args: Any, **kwargs: Any) -> Any:
         return self.all().get(*args, **kwargs)
 
+    @wraps(QuerySet.in_bulk)
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         found: dict[Any, Any] = self.all().in_bulk(id_list, field_name=field_name)
         return found

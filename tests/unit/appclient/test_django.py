@@ -171,6 +171,93 @@ def test_models_that_cannot_be_cached_are_refused_at_the_start(
     assert message in ended.stdout + ended.stderr
 
 
+MODELS = """
+from django.db import models
+from appclient.django.models import CachedManager, CachedModel, CachedQuerySet
+
+class Thing(CachedModel):
+    v = models.IntegerField()
+
+class Plain(models.Model):
+    pass
+
+class Child(Thing):
+    w = models.IntegerField()
+
+class Asking(Plain):
+    objects = CachedManager()
+
+class Proxy(Thing):
+    class Meta:
+        proxy = True
+
+class OwnManager(CachedModel):
+    objects = models.Manager()
+
+class ThingQuerySet(CachedQuerySet):
+    pass
+
+class OwnQuerySet(CachedModel):
+    objects = CachedManager.from_queryset(ThingQuerySet)()
+    class Meta:
+        db_table = "shop_thing"
+"""
+
+
+def describe_models(path: Path, tmp_path: Path, models: str) -> subprocess.CompletedProcess[str]:
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(models)
+    program = SET_UP.format(path=str(path)) + (
+        "from appclient.django.installed import get_app\nprint('\\n'.join(get_app().describe()))\n"
+    )
+    return run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}")
+
+
+def test_each_model_is_described(path: Path, tmp_path: Path) -> None:
+    """A child asks for nothing by its parent's manager, so it does not stop Django from starting."""
+    several = "inherits from a model with a table of its own: its rows are in several tables"
+    ended = describe_models(
+        path,
+        tmp_path,
+        MODELS.replace(
+            "class Asking(Plain):", "class Asking(models.Model):\n    class Meta: db_table = 'shop_thing'"
+        ),
+    )
+    assert ended.stdout.splitlines() == [
+        "shop.Thing is the object thing",
+        "shop.Asking is the object thing",
+        "shop.Proxy is the object thing",
+        "shop.OwnQuerySet is the object thing",
+        f"shop.Child is read from the database: it {several}",
+        "shop.OwnManager is read from the database: it has no manager that is derived from CachedManager",
+    ], ended.stderr
+
+
+def test_a_child_that_asks_for_the_cache_is_refused(path: Path, tmp_path: Path) -> None:
+    ended = describe_models(path, tmp_path, MODELS)
+    assert "shop.Asking" in ended.stderr
+    assert "shop.Child" not in ended.stderr
+
+
+def test_a_query_set_that_does_not_read_the_cache_is_refused(path: Path, tmp_path: Path) -> None:
+    ended = describe_models(
+        path, tmp_path, MODELS.replace("ThingQuerySet(CachedQuerySet)", "ThingQuerySet(models.QuerySet)")
+    )
+    assert "CachedManager.from_queryset(ThingQuerySet): it would read the database alone" in ended.stderr
+
+
+def test_methods_of_the_manager_have_the_docstrings_of_the_orm(path: Path) -> None:
+    ended = run(
+        SET_UP.format(path=str(path)).replace(', "shop"]', "]") + "from django.db.models import QuerySet\n"
+        "from appclient.django.models import CachedManager\n"
+        "assert CachedManager.get.__doc__ == QuerySet.get.__doc__\n"
+        "assert CachedManager.in_bulk.__doc__ == QuerySet.in_bulk.__doc__\n"
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize(
     "imports",
     [

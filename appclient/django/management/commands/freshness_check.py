@@ -24,7 +24,8 @@ class FreshnessCheck(BaseCommand):
         try:
             for subject in app.objects.values():
                 app.column_types(subject)
-                self.stdout.write(f"{subject.model._meta.label} is the object {subject.name}")
+            for line in app.describe():
+                self.stdout.write(line)
         except FreshnessError as error:
             raise CommandError(str(error), returncode=error.exit_code) from error
         self.stdout.flush()
