@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from functools import wraps
 from typing import Any, Final
 
 from django.conf import settings
@@ -197,14 +196,16 @@ class CachedManager(_Manager):
         made: type[CachedManager] = super().from_queryset(queryset_class, class_name)
         return made
 
-    @wraps(QuerySet.get)
     def get(self, *args: Any, **kwargs: Any) -> Any:
         return self.all().get(*args, **kwargs)
 
-    @wraps(QuerySet.in_bulk)
+    get.__doc__ = QuerySet.get.__doc__
+
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         found: dict[Any, Any] = self.all().in_bulk(id_list, field_name=field_name)
         return found
+
+    in_bulk.__doc__ = QuerySet.in_bulk.__doc__
 
     def fetch_mode(self, mode: Any) -> Any:
         """Called by foreign keys from Django 6.1 on, as `all` was before."""
