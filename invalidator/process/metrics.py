@@ -2,33 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_BY_SHARD = ("lineage",)
+_BY_SHARD: Final = ("lineage",)
+
+
+def _shown(kind: type[Counter | Gauge | Histogram], name: str, text: str, **options: Any) -> Any:
+    return field(metadata={"make": partial(kind, name, text, _BY_SHARD, **options)})
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMetrics:
     """The metrics of one shard."""
 
-    transactions: Counter
-    transactions_skipped: Counter
-    invalidations: Counter
-    batch_seconds: Histogram
-    lag_seconds: Histogram
-    commit_lag_seconds: Histogram
-    nodes_joined: Gauge
-    nodes_complete: Gauge
-    stripes_restored: Counter
-    stream_open: Gauge
-    reopened: Counter
-    heartbeat_failures: Counter
-    heartbeat_missing: Gauge
-    heartbeat_age_seconds: Gauge
-    nodes_closed: Gauge
-    waiting: Gauge
+    transactions: Counter = _shown(Counter, "freshness_transactions", "Transactions taken from the stream.")
+    transactions_skipped: Counter = _shown(
+        Counter,
+        "freshness_transactions_skipped",
+        "Transactions passed over because the configuration names them (skip), repeats included.",
+    )
+    invalidations: Counter = _shown(
+        Counter, "freshness_invalidations", "Cache keys invalidated, repeats included."
+    )
+    batch_seconds: Histogram = _shown(
+        Histogram,
+        "freshness_batch_seconds",
+        "Time to acknowledge one batch on all nodes.",
+        buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
+    )
+    lag_seconds: Histogram = _shown(
+        Histogram,
+        "freshness_lag_seconds",
+        "From writing the heartbeat on the primary to its acknowledgement by the nodes.",
+        buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+    )
+    commit_lag_seconds: Histogram = _shown(
+        Histogram,
+        "freshness_commit_lag_seconds",
+        "MySQL: from a commit on the primary, by its own clock, to its acknowledgement by the nodes, for the "
+        "first transaction of each batch, which has waited longest.",
+        buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+    )
+    nodes_joined: Gauge = _shown(Gauge, "freshness_nodes_joined", "Cache nodes joined.")
+    nodes_complete: Gauge = _shown(
+        Gauge, "freshness_nodes_complete", "Cache nodes that have all their stripes, as far as is known."
+    )
+    stripes_restored: Counter = _shown(
+        Counter,
+        "freshness_stripes_restored",
+        "Stripes put back on cache nodes; those of a new life among them.",
+    )
+    stream_open: Gauge = _shown(Gauge, "freshness_stream_open", "1 while the stream is open.")
+    reopened: Counter = _shown(Counter, "freshness_stream_reopened", "How often the stream was opened.")
+    heartbeat_failures: Counter = _shown(
+        Counter, "freshness_heartbeat_failures", "Heartbeats that could not be written."
+    )
+    heartbeat_missing: Gauge = _shown(
+        Gauge,
+        "freshness_heartbeat_missing",
+        "1 while own heartbeats are written and none comes back through the stream.",
+    )
+    heartbeat_age_seconds: Gauge = _shown(
+        Gauge,
+        "freshness_heartbeat_age_seconds",
+        "Age of the latest own heartbeat that all joined nodes have acknowledged; before the first one, of "
+        "the shard's worker. NaN for a shard that does not serve.",
+    )
+    nodes_closed: Gauge = _shown(
+        Gauge,
+        "freshness_nodes_closed",
+        "Cache nodes that are not joined, are closed, or have no lease: their keys are read from the "
+        "database. 0 for a shard that does not serve.",
+    )
+    waiting: Gauge = _shown(
+        Gauge,
+        "freshness_shard_waiting",
+        "1 for a shard whose database was not there at the start; it is tried again.",
+    )
 
 
 class Metrics:
@@ -37,102 +91,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._of_shards = ShardMetrics(
-            transactions=Counter(
-                "freshness_transactions",
-                "Transactions taken from the stream.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            transactions_skipped=Counter(
-                "freshness_transactions_skipped",
-                "Transactions passed over because the configuration names them (skip), repeats included.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            invalidations=Counter(
-                "freshness_invalidations",
-                "Cache keys invalidated, repeats included.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            batch_seconds=Histogram(
-                "freshness_batch_seconds",
-                "Time to acknowledge one batch on all nodes.",
-                _BY_SHARD,
-                registry=self.registry,
-                buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
-            ),
-            lag_seconds=Histogram(
-                "freshness_lag_seconds",
-                "From writing the heartbeat on the primary to its acknowledgement by the nodes.",
-                _BY_SHARD,
-                registry=self.registry,
-                buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
-            ),
-            commit_lag_seconds=Histogram(
-                "freshness_commit_lag_seconds",
-                "MySQL: from a commit on the primary, by its own clock, to its acknowledgement by the nodes, for the "
-                "first transaction of each batch, which has waited longest.",
-                _BY_SHARD,
-                registry=self.registry,
-                buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
-            ),
-            nodes_joined=Gauge(
-                "freshness_nodes_joined", "Cache nodes joined.", _BY_SHARD, registry=self.registry
-            ),
-            nodes_complete=Gauge(
-                "freshness_nodes_complete",
-                "Cache nodes that have all their stripes, as far as is known.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            stripes_restored=Counter(
-                "freshness_stripes_restored",
-                "Stripes put back on cache nodes; those of a new life among them.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            stream_open=Gauge(
-                "freshness_stream_open", "1 while the stream is open.", _BY_SHARD, registry=self.registry
-            ),
-            reopened=Counter(
-                "freshness_stream_reopened",
-                "How often the stream was opened.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            heartbeat_failures=Counter(
-                "freshness_heartbeat_failures",
-                "Heartbeats that could not be written.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            heartbeat_missing=Gauge(
-                "freshness_heartbeat_missing",
-                "1 while own heartbeats are written and none comes back through the stream.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            heartbeat_age_seconds=Gauge(
-                "freshness_heartbeat_age_seconds",
-                "Age of the latest own heartbeat that all joined nodes have acknowledged; before the first one, of "
-                "the shard's worker. NaN for a shard that does not serve.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            nodes_closed=Gauge(
-                "freshness_nodes_closed",
-                "Cache nodes that are not joined, are closed, or have no lease: their keys are read from the "
-                "database. 0 for a shard that does not serve.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
-            waiting=Gauge(
-                "freshness_shard_waiting",
-                "1 for a shard whose database was not there at the start; it is tried again.",
-                _BY_SHARD,
-                registry=self.registry,
-            ),
+            **{each.name: each.metadata["make"](registry=self.registry) for each in fields(ShardMetrics)}
         )
         self.shard_failed = Gauge(
             "freshness_shard_failed",
@@ -164,24 +123,11 @@ class Metrics:
         """The metrics of one shard, from now on shown."""
         self.shard_failed.labels(lineage).set(0)
         self.promotions_adopted.labels(lineage)  # a sample from the start
-        shard = self._of_shards
         return ShardMetrics(
-            shard.transactions.labels(lineage),
-            shard.transactions_skipped.labels(lineage),
-            shard.invalidations.labels(lineage),
-            shard.batch_seconds.labels(lineage),
-            shard.lag_seconds.labels(lineage),
-            shard.commit_lag_seconds.labels(lineage),
-            shard.nodes_joined.labels(lineage),
-            shard.nodes_complete.labels(lineage),
-            shard.stripes_restored.labels(lineage),
-            shard.stream_open.labels(lineage),
-            shard.reopened.labels(lineage),
-            shard.heartbeat_failures.labels(lineage),
-            shard.heartbeat_missing.labels(lineage),
-            shard.heartbeat_age_seconds.labels(lineage),
-            shard.nodes_closed.labels(lineage),
-            shard.waiting.labels(lineage),
+            **{
+                each.name: getattr(self._of_shards, each.name).labels(lineage)
+                for each in fields(ShardMetrics)
+            }
         )
 
     def forget_shard(self, lineage: str) -> None:
