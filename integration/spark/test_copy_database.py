@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -202,6 +203,25 @@ def test_a_table_that_was_changed_as_a_whole_stays_until_its_next_dump_is_exact(
     assert goods.rows() == [(4, "again")]
     assert goods.tables() == {"goods", STATE_TABLE}
     assert goods.state().tables["goods"].published == goods.state().tables["goods"].folder
+
+
+@pytest.mark.parametrize("flavor", ["mysql"])
+def test_a_run_that_ends_now_is_waited_for(target: DatabaseTarget, pair: Pair) -> None:
+    """Its connection is closed, and its server still holds the lock."""
+    second, opened = DatabaseTarget(target.address), threading.Event()
+
+    def follow() -> None:
+        with second.opened():
+            opened.set()
+
+    following = threading.Thread(target=follow, daemon=True)
+    with target.opened():
+        following.start()
+        wait_until(
+            lambda: "GET_LOCK" in str(pair.primary.execute("SHOW PROCESSLIST")), "the second run waits"
+        )
+    following.join()
+    assert opened.is_set()
 
 
 @pytest.mark.parametrize("flavor", ["mysql"])

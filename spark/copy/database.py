@@ -48,7 +48,10 @@ KEY_PREFIX: Final = 64
 """Characters or bytes of a text in the index over the source's key."""
 
 _MODE: Final = "SET sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', wait_timeout = 604800"
-_LOCK: Final = "SELECT GET_LOCK(CONCAT('freshness copy ', LEFT(SHA2(DATABASE(), 256), 40)), 0)"
+LOCK_SECONDS: Final = 10
+"""How long a run waits for the lock of one that has just ended: its server notices the end a little later."""
+
+_LOCK: Final = f"SELECT GET_LOCK(CONCAT('freshness copy ', LEFT(SHA2(DATABASE(), 256), 40)), {LOCK_SECONDS})"
 _MAKE_STATE: Final = (
     f"CREATE TABLE IF NOT EXISTS {STATE_TABLE} (id TINYINT PRIMARY KEY,"
     " state LONGTEXT CHARACTER SET utf8mb4 NOT NULL) ENGINE = InnoDB"
