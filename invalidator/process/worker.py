@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Final, Literal, TypeAlias
@@ -40,15 +40,15 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
-from freshness.stream.source import Source
+from freshness.stream.source import Heartbeat, Source, Transaction
 from freshness.values.codec import encode_value
 from freshness.values.compression import compressing
 from invalidator.binlog.rows.layout import read_layouts
 from invalidator.binlog.seek import TimeIndex
 from invalidator.binlog.source import BinlogSource
-from invalidator.loop.loop import LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
+from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator, no_rows
-from invalidator.process.metrics import MetricsObserver, ShardMetrics
+from invalidator.process.metrics import ShardMetrics
 from invalidator.process.recent import RecentWork
 from invalidator.process.row_finder import RowFinder
 from invalidator.replica.candidate import ReplicaBounds
@@ -62,6 +62,9 @@ from invalidator.stream.open import search_log
 from invalidator.vstream.open import make_source as make_vstream
 
 log = logging.getLogger(__name__)
+
+HEARTBEAT_MISSING_SECONDS: Final = 15.0
+"""How long heartbeats are written without one that comes back, before it is said."""
 
 ShardState: TypeAlias = Literal["streaming", "connecting", "waiting", "stopped"]
 """``waiting``: its database was not there at the start, and it is started again."""
@@ -431,6 +434,104 @@ class ShardWorker:
         until = running_clock() + seconds
         while not self._is_stopping and (left := until - running_clock()) > 0:
             time.sleep(min(left, STOP_SEEN_SECONDS))
+
+
+class MetricsObserver(LoopObserver):
+    """Turns what the loop tells into metrics. ``read_written_at``: when the last heartbeat was written."""
+
+    def __init__(
+        self, worker: ShardWorker, invalidator: ShardInvalidator, read_written_at: Callable[[], float]
+    ) -> None:
+        self._worker = worker
+        self._invalidator = invalidator
+        self._metrics = worker.metrics
+        self._read_written_at = read_written_at
+        self._own_at = self._applied_at = invalidator.clock()
+        self._missing = ""
+        self._restored = 0
+        # MariaDB logs whole seconds.
+        self._has_commit_times = worker.assignment.flavor == "mysql"
+
+    def stream_opened(self, start: Position) -> None:
+        self._worker.failure = self._missing
+        if not self._missing:
+            self._own_at = self._invalidator.clock()
+        self._worker.is_streaming = self._worker.has_streamed = True
+        self._metrics.stream_open.set(1)
+        self._metrics.waiting.set(0)
+        self._metrics.reopened.inc()
+        log.info("streaming from %s of %s", start, self._worker.assignment.shard.lineage)
+
+    def stream_closed(self) -> None:
+        self._worker.is_streaming = False
+        self._metrics.stream_open.set(0)
+
+    def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
+        now = running_clock()
+        self._applied_at = self._invalidator.clock()
+        self._worker.times.note(time.time_ns() // 1000, self._invalidator.streamed)
+        self._metrics.batch_seconds.observe(now - begun)
+        if self._has_commit_times and transactions[0].timestamp_us:
+            # The first transaction alone: one sample for each would cost as much as invalidating it.
+            lag_us = time.time_ns() // 1000 - transactions[0].timestamp_us
+            self._metrics.commit_lag_seconds.observe(max(0, lag_us) / 1e6)
+        self._metrics.transactions.inc(len(transactions))
+        self._metrics.invalidations.inc(keys)
+        self._worker.recent.note_batch(now, len(transactions), keys)
+        for transaction in transactions:
+            for beat in transaction.heartbeats:
+                if beat.instance == self._invalidator.instance:
+                    written_at = self._invalidator.find_heartbeat(beat.sequence)
+                    if written_at is not None:
+                        self._metrics.lag_seconds.observe(now - written_at)
+                        self._note_recent(now, written_at, beat, transaction.timestamp_us)
+                        self._note_own_heartbeat()
+
+    def _note_recent(self, now: float, written_at: float, beat: Heartbeat, committed_us: int) -> None:
+        recent = self._worker.recent
+        recent.note_heartbeat(now, written_at)
+        if committed_us:
+            recent.note_clocks((beat.min_us + beat.max_us) // 2, committed_us, time.time_ns() // 1000)
+
+    def nodes_joined(self, count: int) -> None:
+        self._look_for_heartbeats()
+        self._metrics.nodes_joined.set(count)
+        if self._worker.restoration is not None:
+            restorers = self._worker.restoration.restorers
+            self._metrics.nodes_complete.set(sum(each.is_complete for each in restorers))
+            restored = sum(each.restored for each in restorers)
+            self._metrics.stripes_restored.inc(restored - self._restored)
+            self._restored = restored
+
+    def failed(self, error: FreshnessError) -> None:
+        self._worker.failure = error
+
+    def _note_own_heartbeat(self) -> None:
+        self._own_at = self._invalidator.clock()
+        if self._missing:
+            log.info("heartbeats of %s come back again", self._worker.assignment.shard.lineage)
+            self._missing = self._worker.failure = ""
+            self._metrics.heartbeat_missing.set(0)
+
+    def _look_for_heartbeats(self) -> None:
+        """Say why the nodes stay closed where heartbeats are written and none comes back."""
+        silent_seconds = self._read_written_at() - self._own_at
+        if self._missing or silent_seconds < HEARTBEAT_MISSING_SECONDS:
+            return
+        is_behind = self._invalidator.clock() - self._applied_at < HEARTBEAT_MISSING_SECONDS
+        cause = (
+            "the stream is behind and catching up, or it is of another server"
+            if is_behind
+            else "is the stream of the server that heartbeats are written to (an address that moved)? Does its log"
+            " leave out this database (binlog_do_db, binlog_ignore_db), or does the replica whose log is read?"
+        )
+        self._missing = (
+            f"no own heartbeat has come back through the stream of {self._worker.assignment.shard.lineage} for"
+            f" {silent_seconds:.0f} s, though they are written, so nodes stay closed: {cause}"
+        )
+        self._worker.failure = self._missing
+        self._metrics.heartbeat_missing.set(1)
+        log.error("%s", self._missing)
 
 
 def _columns_by_table(definitions: Iterable[ObjectDefinition]) -> dict[str, set[str]]:

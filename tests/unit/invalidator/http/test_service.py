@@ -29,8 +29,7 @@ from integration.servers.process import find_free_port
 from invalidator.http.service import create_api, open_socket
 from invalidator.loop.shard import ShardInvalidator
 from invalidator.process.app import Invalidator
-from invalidator.process.metrics import MetricsObserver
-from invalidator.process.worker import Assignment, ShardWorker
+from invalidator.process.worker import Assignment, MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")

@@ -15,8 +15,8 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
 from freshness.position import empty_position
 from freshness.stream.source import Heartbeat, Transaction
-from invalidator.process.metrics import HEARTBEAT_MISSING_SECONDS, Metrics, MetricsObserver
-from invalidator.process.worker import Assignment, ShardWorker
+from invalidator.process.metrics import Metrics
+from invalidator.process.worker import HEARTBEAT_MISSING_SECONDS, Assignment, MetricsObserver, ShardWorker
 
 CONFIG = """
 [cache]
