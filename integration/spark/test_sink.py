@@ -65,7 +65,7 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
 
 @pytest.fixture
 def config(system: System, tmp_path: Path) -> Config:
-    """The sink's own: the same but for the namespace, and lag enough for micro-batches on a busy machine."""
+    """The sink's own: the same but for the namespace, with leases and lag for micro-batches on a busy machine."""
     folder = tmp_path / CLUSTER
     folder.mkdir()
     return load_config(
@@ -79,8 +79,8 @@ def config(system: System, tmp_path: Path) -> Config:
             cache={
                 **CACHE,
                 "namespace": CLUSTER,
-                "lease_seconds": 5,
-                "max_staleness_seconds": 40,
+                "lease_seconds": 15,
+                "max_staleness_seconds": 60,
             },
             stream=STREAM,
         )
