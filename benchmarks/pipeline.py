@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from benchmarks.cores import settle_node, settle_rest
 from benchmarks.decode import SINGLE, SMALL
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import Stripe, stripe_keys
 from freshness.algorithm.membership import NodePolicy
@@ -186,16 +187,14 @@ def open_pipeline(
     policy = NodePolicy(
         namespace, LINEAGE, placement.ring_version, {}, STRIPES, LEASE_SECONDS, LEASE_SECONDS, 1.0
     )
-    shard = ShardInvalidator.create(
-        nodes,
-        policy,
-        placement,
-        KeyFinder(definitions),
+    shard = ShardInvalidator(
+        members=create_members(nodes, policy, running_clock, lambda: LIFE, empty_position(flavor)),
         instance="bench",
         clock=running_clock,
-        nonce=lambda: LIFE,
         find_heartbeat=lambda _: None,
-        nothing=empty_position(flavor),
+        streamed=empty_position(flavor),
+        placement=placement,
+        finder=KeyFinder(definitions),
     )
     source = BinlogSource(address, flavor, frozenset(definitions), definitions=definitions)
     connections = {node: MemcachedNode(node) for node in nodes}

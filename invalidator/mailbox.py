@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from freshness.errors import FreshnessError
@@ -19,10 +20,18 @@ from freshness.stream.source import Transaction
 TRANSACTION_ROWS_MAX: Final = 200_000
 """A transaction that changes more rows of the tables asked for raises these tables instead of listing the rows."""
 
-TRANSACTIONS_QUEUED_MAX: Final = 5_000
-ROWS_QUEUED_MAX: Final = 100_000
-BYTES_QUEUED_MAX: Final = 64 << 20
-"""Rows in a mailbox, and bytes of their row events. A single transaction may have more; then it is alone there."""
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """The transactions in a mailbox, their rows, and the bytes of their row events, at most. A single transaction may
+    have more; then it is alone there."""
+
+    transactions: int = 5_000
+    rows: int = 100_000
+    size_bytes: int = 64 << 20
+
+
+QUEUE_BOUNDS: Final = QueueBounds()
 
 Mail = TypeVar("Mail")
 
@@ -45,14 +54,10 @@ class Mailbox(Generic[Mail]):
     def __init__(
         self,
         measure: Callable[[Sequence[Mail]], tuple[int, int]],
-        transactions_max: int = TRANSACTIONS_QUEUED_MAX,
-        rows_max: int = ROWS_QUEUED_MAX,
-        bytes_max: int = BYTES_QUEUED_MAX,
+        bounds: QueueBounds = QUEUE_BOUNDS,
     ) -> None:
         self._measure = measure
-        self._transactions_max = transactions_max
-        self._rows_max = rows_max
-        self._bytes_max = bytes_max
+        self._bounds = bounds
         self._waiting: deque[Mail] = deque()
         self._rows = 0
         self._bytes = 0
@@ -79,9 +84,9 @@ class Mailbox(Generic[Mail]):
             return True
         rows, size_bytes = self._measure(mails)
         has_room = (
-            len(self._waiting) + len(mails) <= self._transactions_max
-            and self._rows + rows <= self._rows_max
-            and self._bytes + size_bytes <= self._bytes_max
+            len(self._waiting) + len(mails) <= self._bounds.transactions
+            and self._rows + rows <= self._bounds.rows
+            and self._bytes + size_bytes <= self._bounds.size_bytes
         )
         if not has_room and (self._waiting or len(mails) != 1):
             return False

@@ -25,7 +25,9 @@ from freshness.position import Position, empty_position, parse_position
 from freshness.stream.source import UNREADABLE, RowChange, Transaction
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
-from invalidator.binlog.source import BinlogSource
+from invalidator.binlog import source
+from invalidator.binlog.source import BinlogSource, Intake
+from invalidator.mailbox import QueueBounds
 
 TABLES = frozenset(("goods", "child", "grandchild"))
 ARRIVES_SECONDS = 60.0
@@ -247,12 +249,14 @@ def test_many_rows_and_large_ones_and_several_log_files(server: DatabaseServer) 
     assert len(str((received[0].changes[0].after or {})["v"])) == 20000000
 
 
-def test_too_many_rows_raise_the_table_instead(server: DatabaseServer) -> None:
+def test_too_many_rows_raise_the_table_instead(
+    server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "TRANSACTION_ROWS_MAX", 100)
     big, small = stream_of(
         server,
         f"INSERT INTO goods VALUES {','.join(f'({number}, NULL)' for number in range(101))}",
         "DELETE FROM goods WHERE id < 100",
-        transaction_rows_max=100,
     )
     assert big.changes == ()
     assert big.raised_tables == {"goods"}
@@ -264,7 +268,7 @@ def test_the_mailbox_is_bounded_and_loses_nothing(server: DatabaseServer) -> Non
     inserts = [
         f"INSERT INTO goods VALUES ({number}, NULL), ({number + 1}, NULL)" for number in range(0, 60, 2)
     ]
-    received = stream_of(server, *inserts, transactions_queued_max=3, rows_queued_max=4)
+    received = stream_of(server, *inserts, intake=Intake(queue=QueueBounds(3, 4)))
     assert [(change.after or {})["id"] for change in changes_of(received)] == list(range(60))
 
 

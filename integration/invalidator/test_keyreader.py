@@ -29,7 +29,7 @@ from invalidator.binlog.dump import request_stream
 from invalidator.binlog.keys import plan as keyplan
 from invalidator.binlog.keys.reader import KeyReader
 from invalidator.binlog.rows.decoder import ChangedRows, RowDecoder
-from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.source import BinlogSource, Intake
 from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.packets import check_sum
 from invalidator.binlog.wire.rowevent import OPERATIONS
@@ -537,7 +537,7 @@ def test_both_kinds_of_source_find_the_same_keys(pair: Pair, piece_rows: int | N
             address_of(server),
             server.flavor,
             tables,
-            piece_rows=piece_rows,
+            intake=Intake(piece_rows),
             definitions=definitions if is_keyed else None,
         )
         stream = Stream(source, start)

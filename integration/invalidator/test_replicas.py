@@ -123,8 +123,7 @@ class Follower:
         self.errors: list[str] = []
         self.servers: list[DatabaseServer] = []
         self.source = ReplicaSource(
-            address_of(trio.primary),
-            [address_of(replica) for replica in trio.replicas],
+            [address_of(server) for server in (trio.primary, *trio.replicas)],
             trio.flavor,
             choice,
             lambda address: BinlogSource(address, trio.flavor, TABLES),
@@ -323,8 +322,7 @@ def test_an_errant_transaction_is_never_delivered_and_its_replica_refused(follow
     reason = str(
         open_error(
             ReplicaSource(
-                address_of(trio.primary),
-                [address_of(first)],
+                [address_of(trio.primary), address_of(first)],
                 trio.flavor,
                 "freshest",
                 lambda address: BinlogSource(address, trio.flavor, TABLES),

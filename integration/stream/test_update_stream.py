@@ -31,7 +31,8 @@ from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog.seek import find_position
-from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.source import BinlogSource, Intake
+from invalidator.mailbox import QueueBounds
 from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.feed import Access
 from invalidator.stream.message import StreamMessage
@@ -72,9 +73,7 @@ def access_for(flavor: str) -> Access:
             shard.primary,
             flavor,
             TABLES,
-            piece_rows=PIECE_ROWS,
-            transactions_queued_max=16,
-            rows_queued_max=5_000,
+            intake=Intake(PIECE_ROWS, QueueBounds(16, 5_000)),
         ),
         find_head=lambda shard: find_head(shard, flavor),
         seek=lambda shard, timestamp_us: find_position(shard.primary, flavor, timestamp_us),

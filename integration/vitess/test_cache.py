@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key, stripe_key, stripe_number
 from freshness.algorithm.request import Add, Get, Head, Item
@@ -74,16 +75,20 @@ class Process:
         self.stripes = cache.stripes
         lives = iter(range(1, 100))
         self.written: dict[int, float] = {}
-        self._shard = ShardInvalidator.create(
-            cache.nodes,
-            node_policy(cache, "shop/-80", self.registry, topology=1),
-            placement,
-            KeyFinder(self.registry),
+        self._shard = ShardInvalidator(
+            members=create_members(
+                cache.nodes,
+                node_policy(cache, "shop/-80", self.registry, topology=1),
+                running_clock,
+                lambda: bytes([next(lives)] * 8),
+                empty_position("mysql"),
+            ),
             instance="me",
             clock=running_clock,
-            nonce=lambda: bytes([next(lives)] * 8),
             find_heartbeat=self.written.get,
-            nothing=empty_position("mysql"),
+            streamed=empty_position("mysql"),
+            placement=placement,
+            finder=KeyFinder(self.registry),
         )
         columns = {"customers": ("id",)}
         self._source: Source = VStreamSource(address_of(vtgate), SHARD, columns)

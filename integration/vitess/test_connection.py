@@ -36,6 +36,7 @@ from integration.vitess.vstreaming import (
     wait_until,
     wait_until_full,
 )
+from invalidator.mailbox import QueueBounds
 from invalidator.vstream.error import NoTablet
 from invalidator.vstream.source import VStreamSource
 
@@ -215,6 +216,6 @@ def test_closing_ends_a_thread_that_waits_for_vtgate() -> None:
 
 def test_closing_ends_a_thread_that_waits_for_room() -> None:
     many = [transaction(last, FIELDS, ROW_5) for last in range(11, 40)]
-    with Vtgate(many) as vtgate, source_of(vtgate, transactions_queued_max=3) as source:
+    with Vtgate(many) as vtgate, source_of(vtgate, queue=QueueBounds(3)) as source:
         wait_until_full(source, 3)
         assert_closes(source)

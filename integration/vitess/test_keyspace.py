@@ -105,6 +105,12 @@ def target(shard: Shard, kind: str = "primary") -> str:
     return f"{KEYSPACE}:{shard.name}@{kind}"
 
 
+class WholeLog(BinlogSource):
+    """Rows of the heartbeats' table are rows like all others."""
+
+    heartbeat_table = "none"
+
+
 @dataclass
 class Relay:
     """Plays the log of each shard's server as vtgate would, with the columns that are asked for. ``journals``, by
@@ -118,7 +124,7 @@ class Relay:
         server = self.servers[entry.shard]
         columns = {rule.match: _chosen(rule.filter) for rule in request.filter.rules}
         address = ServerAddress("127.0.0.1", server.port, "app", "app", f"{KEYSPACE}:{entry.shard}@primary")
-        source = BinlogSource(address, "mysql", TABLES, heartbeat_table="none")
+        source = WholeLog(address, "mysql", TABLES)
         position = parse_position("mysql", entry.gtid.removeprefix("MySQL56/"))
         source.open(position)
         try:

@@ -60,6 +60,7 @@ from integration.vitess.vstreaming import (
     up_to,
     wait_until_full,
 )
+from invalidator.mailbox import QueueBounds
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.source import VStream, VStreamSource
 from invalidator.vstream.transaction import Bounds
@@ -422,7 +423,7 @@ def test_a_slow_caller_slows_vtgate_and_loses_nothing() -> None:
             yield transaction(last, FIELDS, rows("customers", inserted("5", "x" * 20_000)))
         yield from [transaction(11 + total)]
 
-    with Vtgate(script) as vtgate, source_of(vtgate, transactions_queued_max=10) as source:
+    with Vtgate(script) as vtgate, source_of(vtgate, queue=QueueBounds(10)) as source:
         wait_until_full(source, 10)
         assert sent < total
         done = take(source, total)

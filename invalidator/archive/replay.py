@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE, record_key, resume_key
 from freshness.algorithm.node import CacheNode
@@ -394,14 +395,18 @@ class Replay:
         policy = node_policy(
             cache, recording.lineage, objects, topology=self.config.topology, is_serving=False
         )
-        return ShardInvalidator.create(
-            cache.nodes,
-            policy,
-            placement,
-            KeyFinder(objects),
+        return ShardInvalidator(
+            members=create_members(
+                cache.nodes,
+                policy,
+                running_clock,
+                lambda: secrets.token_bytes(LIFE_SIZE),
+                empty_position(recording.start.flavor),
+            ),
             instance=f"replay.{secrets.token_hex(4)}",
             clock=running_clock,
-            nonce=lambda: secrets.token_bytes(LIFE_SIZE),
             find_heartbeat=lambda _: None,
-            nothing=empty_position(recording.start.flavor),
+            streamed=empty_position(recording.start.flavor),
+            placement=placement,
+            finder=KeyFinder(objects),
         )

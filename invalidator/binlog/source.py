@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import pymysql
 
@@ -29,22 +30,49 @@ from invalidator.binlog.dump import force_close, request_stream, shut_down
 from invalidator.binlog.fasttrack import FastTrack, make_decoder
 from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire.packets import PacketReader
-from invalidator.mailbox import (
-    ROWS_QUEUED_MAX,
-    TRANSACTION_ROWS_MAX,
-    TRANSACTIONS_QUEUED_MAX,
-    Mailbox,
-    measure,
-)
+from invalidator.mailbox import QUEUE_BOUNDS, TRANSACTION_ROWS_MAX, Mailbox, QueueBounds, measure
 from invalidator.replica.server import check_start
 
 READ_TIMEOUT_SECONDS: Final = 15.0
 HEARTBEAT_SECONDS: Final = 4.0
+"""The server's own, on an idle stream: several within `READ_TIMEOUT_SECONDS`, or it would look dead."""
+
 JOIN_SECONDS: Final = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Skips:
+    """The transactions that are delivered without their changes, with all tables that they name raised. ``on_skip``
+    is called for each that comes, in the thread that decodes."""
+
+    transactions: Sequence[SkippedTransaction] = ()
+    on_skip: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How transactions are taken from the log.
+
+    ``piece_rows``: the rows of a piece, about: longer transactions are delivered in pieces
+    (`Transaction.is_last`); without it one of more than `TRANSACTION_ROWS_MAX` rows raises its tables. ``queue``: the
+    transactions that wait for the caller. ``pause_seconds``: the pause between two reads of the socket, for a caller
+    that need not know at once: many transactions together cost much less.
+    """
+
+    piece_rows: int | None = None
+    queue: QueueBounds = QUEUE_BOUNDS
+    pause_seconds: float = 0.0
+
+
+NO_SKIPS: Final = Skips()
+INTAKE: Final = Intake()
+
+
 class BinlogSource:
-    """See the module. `open`, `poll` and `close` belong to one thread of the caller."""
+    """See the module. `open`, `poll` and `close` belong to one thread of the caller. ``heartbeat_table``: the table
+    whose rows are heartbeats."""
+
+    heartbeat_table: ClassVar[str] = HEARTBEAT_TABLE
 
     def __init__(
         self,
@@ -52,52 +80,34 @@ class BinlogSource:
         flavor: str,
         tables: Set[str],
         *,
-        heartbeat_table: str = HEARTBEAT_TABLE,
         cascades: Cascades | None = None,
-        read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        transaction_rows_max: int = TRANSACTION_ROWS_MAX,
-        piece_rows: int | None = None,
         definitions: Mapping[str, ObjectDefinition] | None = None,
-        skips: Iterable[SkippedTransaction] = (),
-        on_skip: Callable[[], None] = lambda: None,
-        transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
-        rows_queued_max: int = ROWS_QUEUED_MAX,
-        pause_seconds: float = 0.0,
+        skips: Skips = NO_SKIPS,
+        intake: Intake = INTAKE,
     ) -> None:
-        """``cascades``: foreign keys known to the caller, beside those that the server shows at each `open`.
-
-        ``piece_rows``: deliver transactions in pieces of about so many rows (`Transaction.is_last`); without it
-        one of more than ``transaction_rows_max`` rows raises its tables. ``definitions``: deliver the cache items of
-        these objects instead of rows, many times faster (`Transaction.items`).
-
-        ``skips``: transactions that are delivered without their changes, with all tables that they name raised.
-        ``on_skip``: called for each that comes, in the thread that decodes. ``pause_seconds``: between two reads of
-        the socket, for a caller that need not know at once: many transactions together cost much less.
+        """``cascades``: the foreign keys known to the caller, beside those that the server shows at each `open`.
+        ``definitions``: the objects whose cache items are delivered instead of rows, many times faster
+        (`Transaction.items`).
         """
-        assert 0 < heartbeat_seconds * 2 <= read_timeout_seconds, "an idle stream would look dead"
         self._address = address
         self._flavor = flavor
-        self._read_timeout_seconds = read_timeout_seconds
-        self._heartbeat_seconds = heartbeat_seconds
-        self._pause_seconds = pause_seconds
-        self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
+        self._intake = intake
         # A set that matches names is no longer one after a subtraction, and has no heartbeats.
-        self._tables = tables - {heartbeat_table} if heartbeat_table in tables else tables
+        self._tables = tables - {self.heartbeat_table} if self.heartbeat_table in tables else tables
         self._known_cascades = dict(cascades or {})
         subscription = Subscription(
             flavor,
             address.database,
             self._tables,
-            heartbeat_table,
-            {parse_gtid(flavor, each.gtid): each for each in skips},
-            on_skip,
+            self.heartbeat_table,
+            {parse_gtid(flavor, each.gtid): each for each in skips.transactions},
+            skips.on_skip,
         )
         self._decoder = make_decoder(
             subscription,
             find_cascades=self._find_cascades,
-            rows_max=transaction_rows_max,
-            piece_rows=piece_rows,
+            rows_max=TRANSACTION_ROWS_MAX,
+            piece_rows=intake.piece_rows,
             definitions=definitions,
         )
         self._reader: _Reader | None = None
@@ -107,19 +117,19 @@ class BinlogSource:
         purged it.
         """
         self.close()
-        connection = connect(self._address, read_timeout_seconds=self._read_timeout_seconds)
+        connection = connect(self._address, read_timeout_seconds=READ_TIMEOUT_SECONDS)
         try:
             check_start(connection, self._flavor, start, self._address)
-            packets, has_checksum = request_stream(connection, self._flavor, start, self._heartbeat_seconds)
+            packets, has_checksum = request_stream(connection, self._flavor, start, HEARTBEAT_SECONDS)
             # The server refuses a position in its first answer, or else begins with a ROTATE event.
             first = packets.read()
             self._decoder.restart(has_checksum=has_checksum)
         except Exception as error:
             force_close(connection)
             raise translated(error, self._address, "starting to stream") from error
-        mailbox = Mailbox(measure, *self._mailbox_bounds)
+        mailbox = Mailbox(measure, self._intake.queue)
         self._reader = _Reader(
-            connection, self._address, self._decoder, mailbox, packets, first, self._pause_seconds
+            connection, self._address, self._decoder, mailbox, packets, first, self._intake.pause_seconds
         )
         self._reader.start()
 
@@ -137,7 +147,7 @@ class BinlogSource:
 
     def _find_cascades(self) -> Cascades:
         try:
-            with connect(self._address, timeout_seconds=self._read_timeout_seconds) as connection:
+            with connect(self._address, timeout_seconds=READ_TIMEOUT_SECONDS) as connection:
                 found = find_cascades(connection, self._address.database, self._tables)
         except Exception as error:
             raise translated(error, self._address, "reading the foreign keys") from error

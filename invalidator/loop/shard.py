@@ -12,17 +12,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freshness.algorithm.applier import (
-    Applier,
-    FindHeartbeat,
-    FindPrimary,
-    create_members,
-    unknown_primary,
-)
-from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.applier import Applier
+from freshness.algorithm.membership import Membership
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Procedure
-from freshness.algorithm.witness import Witness
 from freshness.keys.placement import Placement
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import Position
@@ -52,35 +45,6 @@ class ShardInvalidator(Applier):
     unrepeated: set[str] = field(default_factory=set)
     _repeating: dict[str, Position] = field(default_factory=dict)
     """Nodes that have been sent everything since the open stream began, and what they had acknowledged by then."""
-
-    @classmethod
-    def create(
-        cls,
-        nodes: Iterable[str],
-        policy: NodePolicy,
-        placement: Placement,
-        finder: KeyFinder,
-        *,
-        instance: str,
-        clock: Callable[[], float],
-        nonce: Callable[[], bytes],
-        find_heartbeat: FindHeartbeat,
-        find_primary: FindPrimary = unknown_primary,
-        nothing: Position,
-        witness: Witness | None = None,
-        find_rows: FindRows = no_rows,
-    ) -> ShardInvalidator:
-        return cls(
-            members=create_members(nodes, policy, clock, nonce, nothing, witness),
-            instance=instance,
-            clock=clock,
-            find_heartbeat=find_heartbeat,
-            find_primary=find_primary,
-            streamed=nothing,
-            placement=placement,
-            finder=finder,
-            find_rows=find_rows,
-        )
 
     # -- again ---------------------------------------------------------------------------------------------
 

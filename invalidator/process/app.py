@@ -23,9 +23,10 @@ from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, Sou
 from freshness.history.open import open_recorder
 from freshness.objects.registry import ObjectDefinition
 from invalidator.binlog.seek import TimeIndex
+from invalidator.process.assignment import Assignment
 from invalidator.process.garbage import seldom_collected
 from invalidator.process.metrics import Metrics
-from invalidator.process.worker import Assignment, ShardWorker
+from invalidator.process.worker import ShardWorker
 from invalidator.replica.promotion import PrimaryMoved, with_primary
 
 if TYPE_CHECKING:

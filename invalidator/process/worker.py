@@ -1,6 +1,6 @@
-"""The invalidation of one shard, with real connections: its composition root. One thread runs it.
+"""The invalidation of one shard, with real connections: its life. One thread runs it.
 
-Its steps are ``invalidator.loop.loop``; here the loop gets its connections, clock and randomness. It knows nothing
+Its steps are ``invalidator.loop.loop``; here the loop gets its connections and clock. It knows nothing
 of other shards: containment needs no order between them, so none ever waits for another. Made by
 ``invalidator.process.app``.
 """
@@ -8,24 +8,19 @@ of other shards: containment needs no order between them, so none ever waits for
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Final, Literal, TypeAlias
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
-from freshness.algorithm.envelope import LIFE_SIZE, find_record, record_key, resume_key
-from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.envelope import find_record, record_key, resume_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import ConfirmSuccession, Get
+from freshness.algorithm.request import Get
 from freshness.algorithm.witness import Witness
-from freshness.config.cache import CacheConfig
-from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.config.stream import StreamConfig
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import connect
 from freshness.database.foreignkey import Cascades, find_cascades
@@ -33,33 +28,22 @@ from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
 from freshness.errors import FreshnessError, NodeUnavailable, SourceUnavailable, SourceUnsuitable
-from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
-from freshness.objects.keyfinder import KeyFinder
-from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import Heartbeat, Source, Transaction
-from freshness.values.codec import encode_value
-from freshness.values.compression import compressing
-from invalidator.binlog.rows.layout import read_layouts
 from invalidator.binlog.seek import TimeIndex
-from invalidator.binlog.source import BinlogSource
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
-from invalidator.loop.shard import ShardInvalidator, no_rows
+from invalidator.loop.shard import ShardInvalidator
+from invalidator.process.assignment import Assignment
 from invalidator.process.metrics import ShardMetrics
 from invalidator.process.recent import RecentWork
-from invalidator.process.row_finder import RowFinder
-from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.promotion import PromotionWatch
 from invalidator.replica.source import ReplicaSource
-from invalidator.replica.succession import confirm_succession
 from invalidator.rules.finding import require
 from invalidator.rules.primary import check_shard
-from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.open import search_log
-from invalidator.vstream.open import make_source as make_vstream
 
 log = logging.getLogger(__name__)
 
@@ -74,42 +58,6 @@ NodeState: TypeAlias = Literal["open", "closed", "lapsed", "not joined"]
 
 STOP_SEEN_SECONDS: Final = 0.1
 """How long a pause may last before it is seen that the worker is to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The task of one worker. Two equal tasks need no restart when the configuration is loaded again: ``objects`` is
-    all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: the cache nodes that
-    the worker looks after. ``registry`` is None where the schema could not be read: the worker reads it.
-    ``topology``: the number of the configuration."""
-
-    keyspace: str
-    flavor: str
-    shard: Shard
-    cache: CacheConfig
-    nodes: tuple[str, ...]
-    stream: StreamConfig
-    registry: Mapping[str, ObjectDefinition] | None = field(compare=False)
-    topology: int = 1
-    objects: Mapping[str, int] = field(init=False)
-    filled: frozenset[str] = field(init=False)
-    """The objects with ``fill_from_log``."""
-
-    def __post_init__(self) -> None:
-        registry = self.registry or {}
-        filled = frozenset(name for name, definition in registry.items() if definition.config.fill_from_log)
-        object.__setattr__(self, "filled", filled)
-        objects = {name: definition.policy.fingerprint for name, definition in registry.items()}
-        object.__setattr__(self, "objects", objects)
-
-    @property
-    def definitions(self) -> Mapping[str, ObjectDefinition]:
-        assert self.registry is not None, "the worker reads it first"
-        return self.registry
-
-    @property
-    def tables(self) -> frozenset[str]:
-        return frozenset(table for each in self.definitions.values() for table in each.columns_by_table)
 
 
 @dataclass(slots=True)
@@ -289,11 +237,11 @@ class ShardWorker:
             nodes,
             self._sleep,
             read_head=primary.read_head,
-            confirm_succession=self._confirm_succession,
+            confirm_succession=task.confirm_succession,
         )
-        source = self._source = self._create_source(cascades)
-        self.invalidator = self._create_invalidator(instance, pulse)
-        self.restoration = self._create_restoration(self.invalidator, pulse)
+        source = self._source = task.create_source(cascades, self.metrics.transactions_skipped.inc)
+        self.invalidator = task.create_invalidator(instance, pulse, self.witness)
+        self.restoration = task.create_restoration(self.invalidator, pulse)
         if has_heartbeats:  # without them no stripe can be put back
             pulse.start()
             self.restoration.start()
@@ -348,87 +296,6 @@ class ShardWorker:
             log.warning("shard %s is followed without heartbeats: %s", self.assignment.shard.lineage, error)
             return False
         return True
-
-    def _create_source(self, cascades: Cascades) -> Source:
-        task = self.assignment
-        if task.shard.vtgate is not None:
-            return make_vstream(task.shard, _columns_by_table(task.definitions.values()))
-
-        def of(server: ServerAddress) -> Source:
-            return BinlogSource(
-                server,
-                task.flavor,
-                task.tables,
-                cascades=cascades,
-                definitions=None if task.filled else task.definitions,
-                skips=task.shard.skip,
-                on_skip=self.metrics.transactions_skipped.inc,
-            )
-
-        if not task.shard.replicas:
-            return of(task.shard.primary)
-        # One that lags by more would keep the leases from being renewed
-        lag_max = max(task.cache.heartbeat_age_max_seconds, 4 * task.stream.heartbeat_seconds)
-        return ReplicaSource(
-            task.shard.primary,
-            task.shard.replicas,
-            task.flavor,
-            task.stream.replica_choice,
-            of,
-            bounds=ReplicaBounds(lag_max=lag_max),
-        )
-
-    def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
-        task, cache = self.assignment, self.assignment.cache
-        placement = Placement(cache.nodes, cache.namespace)
-        return ShardInvalidator.create(
-            task.nodes,
-            self._make_policy(),
-            placement,
-            KeyFinder(task.definitions),
-            instance=instance,
-            clock=running_clock,
-            nonce=lambda: secrets.token_bytes(LIFE_SIZE),
-            find_heartbeat=pulse.find_begun,
-            find_primary=pulse.find_primary,
-            nothing=empty_position(task.flavor),
-            witness=self.witness,
-            find_rows=self._create_row_finder().find if task.filled else no_rows,
-        )
-
-    def _create_row_finder(self) -> RowFinder:
-        task = self.assignment
-        definitions = {name: task.definitions[name] for name in task.filled}
-        layouts = LayoutBook(lambda _: read_layouts(task.shard.primary))
-        encode = compressing(encode_value, task.cache.compress_above_bytes)
-        payload_bytes_max = min(task.cache.part_bytes, task.cache.value_bytes_max)
-        return RowFinder(task.shard.lineage, definitions, layouts, encode, payload_bytes_max)
-
-    def _create_restoration(self, invalidator: ShardInvalidator, pulse: Pulse) -> Restoration:
-        """Also for a shard that does not serve: when it begins to, its stripes are there."""
-        task = self.assignment
-        return Restoration(
-            task.cache.access, task.nodes, self._make_policy(), invalidator.read_stream, pulse.hurry
-        )
-
-    def _make_policy(self) -> NodePolicy:
-        task = self.assignment
-        return node_policy(
-            task.cache,
-            task.shard.lineage,
-            task.definitions,
-            topology=task.topology,
-            is_serving=task.shard.serving,
-        )
-
-    def _confirm_succession(self, step: ConfirmSuccession) -> bool:
-        """By the operator's word, or by what the servers show; behind a vtgate no single server can be asked."""
-        task = self.assignment
-        if task.shard.lossless_failover:
-            return True
-        if task.shard.vtgate is not None:
-            return False
-        return confirm_succession(step, task.shard.primary, task.shard.replicas, task.flavor)
 
     def _sleep(self, seconds: float) -> None:
         until = running_clock() + seconds
@@ -532,15 +399,6 @@ class MetricsObserver(LoopObserver):
         self._worker.failure = self._missing
         self._metrics.heartbeat_missing.set(1)
         log.error("%s", self._missing)
-
-
-def _columns_by_table(definitions: Iterable[ObjectDefinition]) -> dict[str, set[str]]:
-    """The key columns of each table: the only ones that vttablet need send."""
-    columns: dict[str, set[str]] = {}
-    for definition in definitions:
-        for table, keys in definition.columns_by_table.items():
-            columns.setdefault(table, set()).update(column.name for column in keys)
-    return columns
 
 
 def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:

@@ -109,14 +109,13 @@ class Lookout:
 class ReplicaSource:
     """See the module. `open`, `poll` and `close` belong to one thread of the caller.
 
-    ``make_source`` makes the source of one server. ``serving``: the server that is read from, None while there is
-    none; ``reason``: why it was chosen.
+    ``servers``: the primary, then the replicas. ``make_source`` makes the source of one server. ``serving``: the
+    server that is read from, None while there is none; ``reason``: why it was chosen.
     """
 
     def __init__(
         self,
-        primary: ServerAddress,
-        replicas: Sequence[ServerAddress],
+        servers: Sequence[ServerAddress],
         flavor: str,
         choice: Choice,
         make_source: Callable[[ServerAddress], Source],
@@ -134,8 +133,8 @@ class ReplicaSource:
         self._look = look or partial(look_at, flavor=flavor, timeout_seconds=self._bounds.look_timeout)
         self._clock = clock
         self._make_executor = make_executor
-        self._primary = Server(primary, is_primary=True)
-        self._servers = [self._primary, *(Server(address, is_primary=False) for address in replicas)]
+        self._servers = [Server(address, is_primary=each == 0) for each, address in enumerate(servers)]
+        self._primary = self._servers[0]
         places = {(server.address.host, server.address.port) for server in self._servers}
         assert len(places) == len(self._servers), "a server is named twice"
         self._lookout: Lookout | None = None

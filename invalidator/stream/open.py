@@ -34,7 +34,8 @@ from freshness.stream.source import Source
 from freshness.stream.tables import MatchedTables, compile_patterns, is_pattern
 from invalidator.binlog.rows.layout import Layouts, read_layouts
 from invalidator.binlog.seek import TimeIndex, find_position, find_start
-from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.source import BinlogSource, Intake, Skips
+from invalidator.mailbox import QueueBounds
 from invalidator.replica.source import ReplicaSource
 from invalidator.stream.chunk import Chunk, find_table, read_chunk
 from invalidator.stream.feed import Access
@@ -50,8 +51,7 @@ from invalidator.vstream.seek import find_position as find_vstream_position
 PIECE_ROWS: Final = 1_000
 """Rows of a huge transaction that are handed on at a time."""
 
-SOURCE_TRANSACTIONS_MAX: Final = 1_000
-SOURCE_ROWS_MAX: Final = 20_000
+SOURCE_QUEUE: Final = QueueBounds(transactions=1_000, rows=20_000)
 """Bounds of the queue in the source of each shard, before the stream's own buffers."""
 
 START_SECONDS: Final = 20.0
@@ -281,12 +281,9 @@ def _make_access(
             address,
             keyspace.flavor,
             tables,
-            piece_rows=PIECE_ROWS if definitions is None else None,
             definitions=definitions,
-            pause_seconds=pause_seconds,
-            skips=find_skips(shard, is_cached=is_cached),
-            transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
-            rows_queued_max=SOURCE_ROWS_MAX,
+            skips=Skips(find_skips(shard, is_cached=is_cached)),
+            intake=Intake(PIECE_ROWS if definitions is None else None, SOURCE_QUEUE, pause_seconds),
         )
 
     def open_source(shard: Shard) -> Source:
@@ -295,14 +292,12 @@ def _make_access(
             return make_vstream(
                 shard,
                 tables if isinstance(tables, MatchedTables) else dict.fromkeys(tables, ()),
-                transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
-                rows_queued_max=SOURCE_ROWS_MAX,
+                queue=SOURCE_QUEUE,
             )
         if not shard.replicas:
             return make_source(shard.primary, shard, tables)
         return ReplicaSource(
-            shard.primary,
-            shard.replicas,
+            [shard.primary, *shard.replicas],
             keyspace.flavor,
             config.stream.replica_choice,
             partial(make_source, shard=shard, tables=tables),

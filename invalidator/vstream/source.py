@@ -25,7 +25,7 @@ from freshness.position import Position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from freshness.stream.tables import MatchedTables, to_expression
-from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
+from invalidator.mailbox import QUEUE_BOUNDS, Mailbox, QueueBounds, measure
 from invalidator.vstream.channel import open_channel, wait_connected
 from invalidator.vstream.error import PURGED_HINT, ColumnsUnfit, NoTablet, translated
 from invalidator.vstream.position import format_gtid, parse_gtid
@@ -55,13 +55,10 @@ class VStream:
         tables: Mapping[str, Iterable[str]] | MatchedTables,
         *,
         key_range: str = "",
-        heartbeat_table: str = HEARTBEAT_TABLE,
         silence_seconds: float = SILENCE_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
         bounds: Bounds = BOUNDS,
-        transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
-        rows_queued_max: int = ROWS_QUEUED_MAX,
-        bytes_queued_max: int = BYTES_QUEUED_MAX,
+        queue: QueueBounds = QUEUE_BOUNDS,
     ) -> None:
         """``tables``: each with the columns that are wanted of it (those of the keys), none for all of them; or all
         that match, with all columns.
@@ -72,14 +69,13 @@ class VStream:
         self._address = address
         self._columns: dict[str, tuple[str, ...]] = {}
         if not isinstance(tables, MatchedTables):
-            self._columns = {name: tuple(each) for name, each in tables.items() if name != heartbeat_table}
+            self._columns = {name: tuple(each) for name, each in tables.items() if name != HEARTBEAT_TABLE}
         self._tables: Set[str] = tables if isinstance(tables, MatchedTables) else frozenset(self._columns)
         self._key_range = key_range
-        self._heartbeat_table = heartbeat_table
         self._silence_seconds = silence_seconds
         self._idle_seconds = idle_seconds
         self._bounds = bounds
-        self._mailbox_bounds = (transactions_queued_max, rows_queued_max, bytes_queued_max)
+        self._queue = queue
         self._reader: VStreamReader | None = None
         self._positions: dict[str, Position] = {}
         self._asks_whole_rows = False
@@ -114,13 +110,13 @@ class VStream:
                     shard,
                     position,
                     self._tables,
-                    self._heartbeat_table,
+                    HEARTBEAT_TABLE,
                     self._bounds,
                 )
                 for shard, position in start.items()
             },
         )
-        mailbox: Mailbox[ShardTransaction] = Mailbox(_measure, *self._mailbox_bounds)
+        mailbox: Mailbox[ShardTransaction] = Mailbox(_measure, self._queue)
         self._positions = dict(start)
         self._reader = VStreamReader(self._address, channel, call, splitter, mailbox)
         self._reader.start()
@@ -234,7 +230,7 @@ class VStream:
             named = () if self._asks_whole_rows else columns
             chosen = ", ".join(map(_quote, named)) or "*"
             yield pb.Rule(match=table, filter=f"select {chosen} from {_quote(table)}{where}")
-        yield pb.Rule(match=self._heartbeat_table, filter=f"select * from {_quote(self._heartbeat_table)}")
+        yield pb.Rule(match=HEARTBEAT_TABLE, filter=f"select * from {_quote(HEARTBEAT_TABLE)}")
 
 
 class VStreamSource:

@@ -11,18 +11,10 @@ process, the simulator in its worlds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freshness.algorithm.applier import (
-    Applier,
-    FindHeartbeat,
-    FindPrimary,
-    Permit,
-    create_members,
-    unknown_primary,
-)
-from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.applier import Applier, Permit
 from freshness.algorithm.request import Procedure
 from freshness.errors import HistoryLost, StreamStopped
 from freshness.position import Position
@@ -36,30 +28,6 @@ class Acknowledger(Applier):
     """See the module. Not for two threads at once."""
 
     lineage: str
-
-    @classmethod
-    def create(
-        cls,
-        nodes: Iterable[str],
-        policy: NodePolicy,
-        *,
-        instance: str,
-        clock: Callable[[], float],
-        nonce: Callable[[], bytes],
-        find_heartbeat: FindHeartbeat,
-        find_primary: FindPrimary = unknown_primary,
-        nothing: Position,
-    ) -> Acknowledger:
-        return cls(
-            members=create_members(nodes, policy, clock, nonce, nothing),
-            instance=instance,
-            clock=clock,
-            find_heartbeat=find_heartbeat,
-            find_primary=find_primary,
-            streamed=nothing,
-            is_sender=False,
-            lineage=policy.lineage,
-        )
 
     def begin(self) -> Procedure[Permit]:
         """Join what can be joined. Raises `HistoryLost` where the primary stays behind what the nodes demand, and

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from freshness.algorithm.applier import RENEW_SECONDS, Permit
+from freshness.algorithm.applier import RENEW_SECONDS, Permit, create_members
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.node import CacheNode
@@ -156,15 +156,17 @@ class Keeper:
         nodes: dict[str, CacheNode] = {name: open_node(cache.access, name) for name in cache.nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]
         policy = node_policy(cache, shard.lineage, self.plan.definitions[keyspace], topology=config.topology)
-        acknowledger = Acknowledger.create(
-            nodes,
-            policy,
+        acknowledger = Acknowledger(
+            members=create_members(
+                nodes, policy, running_clock, lambda: secrets.token_bytes(LIFE_SIZE), empty_position(flavor)
+            ),
             instance=instance,
             clock=running_clock,
-            nonce=lambda: secrets.token_bytes(LIFE_SIZE),
             find_heartbeat=pulse.find_begun,
             find_primary=pulse.find_primary,
-            nothing=empty_position(flavor),
+            streamed=empty_position(flavor),
+            is_sender=False,
+            lineage=policy.lineage,
         )
         driver = BlockingDriver(
             nodes,

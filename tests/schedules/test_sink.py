@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head, Reply, Request
@@ -130,14 +131,14 @@ class Job:
             NODE_REFRESH_SECONDS,
         )
         self.driver = BlockingDriver(self.open_nodes(), self.wait, read_head=self.read_head)
-        self.acknowledger = Acknowledger.create(
-            names,
-            policy,
+        self.acknowledger = Acknowledger(
+            members=create_members(names, policy, self.world.clock, self.world.nonce, MysqlGtidSet()),
             instance=self.instance,
             clock=self.world.clock,
-            nonce=self.world.nonce,
             find_heartbeat=self.begun.get,
-            nothing=MysqlGtidSet(),
+            streamed=MysqlGtidSet(),
+            is_sender=False,
+            lineage=policy.lineage,
         )
         self.restorers = [
             Restorer(name, policy, self.world.moment, self.world.nonce) for name in self.world.stores

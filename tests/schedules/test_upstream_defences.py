@@ -21,7 +21,7 @@ from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm import applier
 from freshness.algorithm.admission import join
-from freshness.algorithm.applier import Applier
+from freshness.algorithm.applier import Applier, create_members
 from freshness.algorithm.apply import renew
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -131,17 +131,17 @@ class Scene:
             NODE_REFRESH_SECONDS,
         )
         self.beaten_at = self.world.now
-        self.shard = ShardInvalidator.create(
-            list(self.world.stores),
-            policy,
-            Placement(list(self.world.stores), NAMESPACE),
-            KeyFinder({POLICY.name: define()}),
+        self.shard = ShardInvalidator(
+            members=create_members(
+                list(self.world.stores), policy, self.world.clock, self.world.nonce, MysqlGtidSet()
+            ),
             instance="me",
             clock=self.world.clock,
-            nonce=self.world.nonce,
             find_heartbeat=self.begun.get,
             find_primary=lambda number: self.beaten_on[number],
-            nothing=MysqlGtidSet(),
+            streamed=MysqlGtidSet(),
+            placement=Placement(list(self.world.stores), NAMESPACE),
+            finder=KeyFinder({POLICY.name: define()}),
         )
         self.dies_in_wait = False
         self.restorers = [

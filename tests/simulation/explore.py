@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from freshness.algorithm import invalidate
-from freshness.algorithm.applier import Applier
+from freshness.algorithm.applier import Applier, create_members
 from freshness.algorithm.envelope import (
     STUB,
     Filled,
@@ -479,18 +479,22 @@ class Explorer:
                     )  # without the farewell, which only adds states
                 return False
 
-            invalidator = ShardInvalidator.create(
-                (NODE,),
-                self.policy,
-                self.placement,
-                KeyFinder({"row": self.definition}),
+            invalidator = ShardInvalidator(
+                members=create_members(
+                    (NODE,),
+                    self.policy,
+                    lambda: self.actor_now,
+                    lambda: bytes((number, start, 0, 0, 0, 0, 0, next(counter))),
+                    NOTHING,
+                ),
                 instance=f"i{number}",
                 clock=lambda: self.actor_now,
-                nonce=lambda: bytes((number, start, 0, 0, 0, 0, 0, next(counter))),
                 find_heartbeat=lambda sequence: START + (sequence - 0.5) * INSTANT,
-                nothing=NOTHING,
                 find_rows=self._find_rows if self.world.fills_from_log else no_rows,
-            )  # fmt: skip
+                streamed=NOTHING,
+                placement=self.placement,
+                finder=KeyFinder({"row": self.definition}),
+            )
             loop = run_loop(
                 invalidator,
                 transactions_max=10,

@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import NodePolicy
@@ -333,18 +334,22 @@ class World:
 
     def _invalidate(self, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
-        invalidator = ShardInvalidator.create(
-            placement.nodes,
-            self.node_policy(shard.lineage, process),
-            placement,
-            KeyFinder(self.objects_on(shard.lineage)),
+        invalidator = ShardInvalidator(
+            members=create_members(
+                placement.nodes,
+                self.node_policy(shard.lineage, process),
+                process.clock,
+                self._nonce(process.instance),
+                shard.nothing,
+            ),
             instance=process.instance,
             clock=process.clock,
-            nonce=self._nonce(process.instance),
             find_heartbeat=process.pulse.find_begun,
             find_primary=process.pulse.find_primary,
-            nothing=shard.nothing,
             find_rows=self._find_rows if self.options.fills_from_log else no_rows,
+            streamed=shard.nothing,
+            placement=placement,
+            finder=KeyFinder(self.objects_on(shard.lineage)),
         )
         process.applier = invalidator
         return run_loop(
@@ -412,15 +417,21 @@ class World:
 
     def _run_job(self, job: Job, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
-        acknowledger = Acknowledger.create(
-            placement.nodes,
-            self.node_policy(shard.lineage, process),
+        acknowledger = Acknowledger(
+            members=create_members(
+                placement.nodes,
+                self.node_policy(shard.lineage, process),
+                process.clock,
+                self._nonce(process.instance),
+                shard.nothing,
+            ),
             instance=process.instance,
             clock=process.clock,
-            nonce=self._nonce(process.instance),
             find_heartbeat=process.pulse.find_begun,
             find_primary=process.pulse.find_primary,
-            nothing=shard.nothing,
+            streamed=shard.nothing,
+            is_sender=False,
+            lineage=shard.lineage,
         )
         process.applier = acknowledger
         plan = SinkPlan(

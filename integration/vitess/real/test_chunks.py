@@ -13,6 +13,7 @@ from freshness.errors import SourceUnavailable
 from freshness.position import Position
 from integration.servers.vitess import Vitess
 from integration.vitess.real.following import ARRIVES_SECONDS, RETRY_SECONDS, Follower, execute, executed
+from invalidator.mailbox import QueueBounds
 from invalidator.vstream.source import VStream
 
 LARGE: Final = "CREATE TABLE large (id BIGINT PRIMARY KEY, filler VARCHAR(2000))"
@@ -90,7 +91,7 @@ def test_a_transaction_whose_tablet_dies_within_it_comes_once() -> None:
             start=start,
             parts={"chunk_bytes": CHUNK_BYTES},
             idle_seconds=IDLE_SECONDS,
-            transactions_queued_max=1,
+            queue=QueueBounds(1),
         ) as stream:
             victims = cluster.replicas("0")
             deadline = time.monotonic() + ARRIVES_SECONDS

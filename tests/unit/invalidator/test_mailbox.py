@@ -10,7 +10,7 @@ import pytest
 from freshness.errors import SourceUnavailable
 from freshness.position import MariadbPosition, MysqlGtidSet
 from freshness.stream.source import Transaction
-from invalidator.mailbox import Mailbox, measure
+from invalidator.mailbox import Mailbox, QueueBounds, measure
 from invalidator.vstream.journal import ShardsMoved
 
 JOIN_SECONDS = 30.0
@@ -18,7 +18,9 @@ JOIN_SECONDS = 30.0
 
 def box(transactions_max: int = 10, rows_max: int = 100, bytes_max: int = 1000) -> Mailbox[int]:
     """Of numbers, each of which is its own number of rows, of 10 bytes each."""
-    return Mailbox(lambda numbers: (sum(numbers), 10 * sum(numbers)), transactions_max, rows_max, bytes_max)
+    return Mailbox(
+        lambda numbers: (sum(numbers), 10 * sum(numbers)), QueueBounds(transactions_max, rows_max, bytes_max)
+    )
 
 
 def test_what_goes_in_comes_out_in_order_and_at_most_as_many_as_wanted() -> None:
@@ -107,7 +109,7 @@ def rows_of(transactions: Sequence[Transaction]) -> int:
 @pytest.mark.parametrize(("transactions_max", "rows_max"), [(10, 1000), (1000, 12), (4, 9)])
 def test_all_come_in_order_and_never_too_many_wait(lot: int, transactions_max: int, rows_max: int) -> None:
     sent = [transaction(number, rows=number % 5) for number in range(1, 101)]
-    mailbox = Mailbox(measure, transactions_max, rows_max)
+    mailbox = Mailbox(measure, QueueBounds(transactions_max, rows_max))
     results: list[bool] = []
 
     def put_all() -> None:
@@ -132,7 +134,7 @@ def test_all_come_in_order_and_never_too_many_wait(lot: int, transactions_max: i
 
 
 def test_a_transaction_above_the_bound_waits_until_it_is_alone() -> None:
-    mailbox = Mailbox(measure, 10, 5)
+    mailbox = Mailbox(measure, QueueBounds(10, 5))
     results: list[bool] = []
     sent = [transaction(1), transaction(2, rows=50), transaction(3)]
     writer = threading.Thread(target=lambda: results.append(mailbox.put(sent)), daemon=True)

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from freshness import __version__
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head
@@ -29,7 +30,8 @@ from integration.servers.process import find_free_port
 from invalidator.http.service import create_api, open_socket
 from invalidator.loop.shard import ShardInvalidator
 from invalidator.process.app import Invalidator
-from invalidator.process.worker import Assignment, MetricsObserver, ShardWorker
+from invalidator.process.assignment import Assignment
+from invalidator.process.worker import MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")
@@ -97,16 +99,14 @@ class Nodes:
             read_head=lambda: Head(nothing, 1),
         )
         placement = Placement(NODES, "shop")
-        self.shard = ShardInvalidator.create(
-            NODES,
-            POLICY,
-            placement,
-            KeyFinder({}),
+        self.shard = ShardInvalidator(
+            members=create_members(NODES, POLICY, lambda: 1000.0, lambda: b"12345678", nothing),
             instance="me",
             clock=lambda: 1000.0,
-            nonce=lambda: b"12345678",
             find_heartbeat=lambda _: 1000.0,
-            nothing=nothing,
+            streamed=nothing,
+            placement=placement,
+            finder=KeyFinder({}),
         )
 
     def join(self) -> None:

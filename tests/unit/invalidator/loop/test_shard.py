@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.absence import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
+from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver, drive
 from freshness.algorithm.envelope import (
     NodeRecord,
@@ -236,16 +237,20 @@ class Shop:
         self.placement = Placement(NODES, "shop")
         nodes = {node: MemoryNode(store) for node, store in self.stores.items()}
         self.driver = BlockingDriver(nodes, self.sleep, read_head=self.read_head)
-        self.shard = ShardInvalidator.create(
-            self.mine,
-            node_policy(config().cache, LINEAGE, REGISTRY, topology=1, is_serving=self.is_serving),
-            self.placement,
-            KeyFinder(REGISTRY),
+        self.shard = ShardInvalidator(
+            members=create_members(
+                self.mine,
+                node_policy(config().cache, LINEAGE, REGISTRY, topology=1, is_serving=self.is_serving),
+                lambda: self.now,
+                lambda: next(self.lives),
+                empty_position("mysql"),
+            ),
             instance="me",
             clock=lambda: self.now,
-            nonce=lambda: next(self.lives),
             find_heartbeat=self.written.get,
-            nothing=empty_position("mysql"),
+            streamed=empty_position("mysql"),
+            placement=self.placement,
+            finder=KeyFinder(REGISTRY),
         )
 
     def sleep(self, seconds: float) -> None:
@@ -712,12 +717,22 @@ def logged(key: int, payload: str) -> dict[bytes, LoggedRow]:
 def rows_after(*transactions: tuple[Transaction, dict[bytes, LoggedRow]]) -> dict[bytes, bytes | None]:
     """The payloads that a batch may store, by item."""
     told = {id(each): rows for each, rows in transactions}
-    invalidator = ShardInvalidator.create(
-        NODES, node_policy(config().cache, LINEAGE, REGISTRY, topology=1),
-        Placement(NODES, "shop"), KeyFinder(REGISTRY),
-        instance="me", clock=lambda: 0.0, nonce=lambda: b"NONCE..!", find_heartbeat=lambda _: None,
-        nothing=MysqlGtidSet(), find_rows=lambda each: told[id(each)],
-    )  # fmt: skip
+    invalidator = ShardInvalidator(
+        members=create_members(
+            NODES,
+            node_policy(config().cache, LINEAGE, REGISTRY, topology=1),
+            lambda: 0.0,
+            lambda: b"NONCE..!",
+            MysqlGtidSet(),
+        ),
+        instance="me",
+        clock=lambda: 0.0,
+        find_heartbeat=lambda _: None,
+        find_rows=lambda each: told[id(each)],
+        streamed=MysqlGtidSet(),
+        placement=Placement(NODES, "shop"),
+        finder=KeyFinder(REGISTRY),
+    )
     _, _, rows = invalidator._collect([each for each, _ in transactions])
     return {item: row.payload for item, row in rows.items()}
 

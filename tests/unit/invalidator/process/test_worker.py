@@ -15,8 +15,9 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
 from freshness.position import empty_position
 from freshness.stream.source import Heartbeat, Transaction
+from invalidator.process.assignment import Assignment
 from invalidator.process.metrics import Metrics
-from invalidator.process.worker import HEARTBEAT_MISSING_SECONDS, Assignment, MetricsObserver, ShardWorker
+from invalidator.process.worker import HEARTBEAT_MISSING_SECONDS, MetricsObserver, ShardWorker
 
 CONFIG = """
 [cache]
@@ -60,7 +61,7 @@ def worker_of(folder: Path) -> ShardWorker:
 def test_vtgate_is_asked_for_the_columns_of_all_keys(tmp_path: Path) -> None:
     from invalidator.vstream.source import VStreamSource
 
-    source = worker_of(tmp_path)._create_source({})
+    source = worker_of(tmp_path).assignment.create_source({}, lambda: None)
     assert isinstance(source, VStreamSource)
     assert source._stream._columns == {"customers": ("id",), "orders": ("customer_id",)}
 
@@ -70,7 +71,7 @@ def test_vitess_without_its_package_is_a_mistake_that_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "invalidator.vstream.source", None)
     with pytest.raises(ConfigError, match=r"pip install 'freshness\[vitess\]'"):
-        worker_of(tmp_path)._create_source({})
+        worker_of(tmp_path).assignment.create_source({}, lambda: None)
 
 
 class Following:
@@ -89,7 +90,7 @@ class Following:
 
 def test_a_stripe_that_waits_for_a_heartbeat_makes_the_next_one_come_at_once(tmp_path: Path) -> None:
     following: Any = Following()
-    restoration = worker_of(tmp_path)._create_restoration(following, following)
+    restoration = worker_of(tmp_path).assignment.create_restoration(following, following)
     assert [each.node for each in restoration.restorers] == ["127.0.0.1:11211"]
     ask = restoration._driver.read_stream
     assert ask(5.0) is None

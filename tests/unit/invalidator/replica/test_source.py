@@ -158,8 +158,7 @@ class Scene:
         self.acknowledged = empty_position(flavor)
         self.received: list[Position] = []
         self.source = ReplicaSource(
-            self.primary.address,
-            [each.address for each in self.replicas],
+            [each.address for each in self.servers],
             flavor,
             choice,
             self.make_source,
@@ -334,8 +333,7 @@ def test_after_a_failover_the_new_primary_is_the_one_that_is_configured() -> Non
     promoted.log.append(gtid("mysql", 2, 1))
     scene.replicas[1].log = list(promoted.log)
     source = ReplicaSource(
-        promoted.address,
-        [scene.primary.address, scene.replicas[1].address],
+        [promoted.address, scene.primary.address, scene.replicas[1].address],
         "mysql",
         "freshest",
         scene.make_source,

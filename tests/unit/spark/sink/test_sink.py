@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from freshness.algorithm.admission import join
-from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS
+from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS, create_members
 from freshness.algorithm.driver import BlockingDriver
 from freshness.algorithm.envelope import (
     NodeRecord,
@@ -125,14 +125,14 @@ class World:
 
     def start(self) -> None:
         """An acknowledger that knows nothing, as after a restart of the driver."""
-        self.acknowledger = Acknowledger.create(
-            NODES,
-            self.policy,
+        self.acknowledger = Acknowledger(
+            members=create_members(NODES, self.policy, lambda: self.now, self.nonce, MysqlGtidSet()),
             instance=ME,
             clock=lambda: self.now,
-            nonce=self.nonce,
             find_heartbeat=self.begun.get,
-            nothing=MysqlGtidSet(),
+            streamed=MysqlGtidSet(),
+            is_sender=False,
+            lineage=self.policy.lineage,
         )
         self.connect()
 
@@ -232,16 +232,14 @@ def world(tmp_path: Path) -> World:
 def apply_in_one_process(folder: Path) -> World:
     """The same stream through the invalidator's own class."""
     other = World(folder)
-    shard = ShardInvalidator.create(
-        NODES,
-        other.policy,
-        Placement(NODES, "shop"),
-        KeyFinder(other.registry),
+    shard = ShardInvalidator(
+        members=create_members(NODES, other.policy, lambda: other.now, other.nonce, MysqlGtidSet()),
         instance="other",
         clock=lambda: other.now,
-        nonce=other.nonce,
         find_heartbeat=lambda _: None,
-        nothing=MysqlGtidSet(),
+        streamed=MysqlGtidSet(),
+        placement=Placement(NODES, "shop"),
+        finder=KeyFinder(other.registry),
     )
     driver = BlockingDriver(other.open_nodes(), other.sleep, read_head=other.read_head)
     other.furnish()
