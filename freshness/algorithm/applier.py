@@ -369,7 +369,9 @@ class Applier:
         """See `find_own_heartbeat`. All that was streamed up to this batch is noted with it."""
         heartbeat = self.find_own_heartbeat(beats)
         if heartbeat is not None:
-            self.passed = Streamed(self.streamed, self.streamed_epoch, heartbeat.written_at)
+            self.passed = Streamed(
+                self.streamed, self.streamed_epoch, heartbeat.written_at, heartbeat.primary
+            )
         return heartbeat
 
     def find_own_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:

@@ -271,12 +271,14 @@ class ReadStream:
 class Streamed:
     """Everything that was streamed when the latest own heartbeat came back, in the history of ``epoch``.
 
-    ``begun_at``: when that heartbeat was begun, by the clock of the process.
+    ``begun_at``: when that heartbeat was begun, by the clock of the process. ``primary``: the server that it was
+    written to: it shows that all of that server's log was delivered, and nothing of another's.
     """
 
     position: Position
     epoch: int
     begun_at: float
+    primary: str = ""
 
 
 @value

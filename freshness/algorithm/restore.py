@@ -4,8 +4,9 @@ A stripe that is absent refuses, so nothing is urgent and nothing is at risk. Bu
 an event that was sent while it was away:
 
 1. A **pending** stripe, with a nonce, takes the place of what is missing. Invalidators append to it as to any other.
-2. An own heartbeat that was begun after that comes back through the own stream. Whatever any invalidator sent before
-   step 1 was in the primary's log before that heartbeat, so the stream has delivered it by now.
+2. An own heartbeat that was begun after that, on the primary that the record follows, comes back through the own
+   stream. Whatever any invalidator sent before step 1 was in that primary's log before the heartbeat, so the stream
+   has delivered it by now.
 3. The stripe, with everything streamed by then and with what was appended to the pending one, replaces it by CAS. The
    nonce still stands there, so the item has not been absent since step 1.
 
@@ -221,7 +222,11 @@ class Restorer:
     def _complete(self, record: NodeRecord) -> Procedure[None]:
         """Steps 2 and 3."""
         streamed: Streamed | None = yield ReadStream(self._pending_since)
-        if streamed is None or streamed.epoch != record.epoch or streamed.begun_at < self._pending_since:
+        if (
+            streamed is None
+            or (streamed.epoch, streamed.primary) != (record.epoch, record.primary)
+            or streamed.begun_at < self._pending_since
+        ):
             if self.clock() - self._pending_since >= self.pending_seconds:
                 self._again, self._pending = self._again | self._pending, set()
             return
