@@ -17,6 +17,7 @@ from appclient.connection.own_pool import Pools, find_pools
 from appclient.database.atleast import AtLeast, demand_commits, is_enclosed
 from appclient.database.database import Database
 from appclient.database.servers import ServerAccess
+from appclient.reading.limits import RateLimit
 from appclient.reading.loader import LoaderFunction
 from appclient.reading.lookup import Lookups
 from appclient.reading.pipeline import Pipeline, Surroundings
@@ -90,6 +91,9 @@ class Cache:
             own_pools=find_pools(pools, list(config.keyspaces.values()), network),
             zone=config.cache.zone,
             observer=observer,
+            permit_primary=RateLimit(
+                "the primaries", config.cache.primary_reads_per_second, 0, clock, network.sleep
+            ).permits,
         )
         self._databases = {name: Database(keyspace, access) for name, keyspace in config.keyspaces.items()}
         self.lookups = self._make_lookups(config, self._databases)

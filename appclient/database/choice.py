@@ -68,6 +68,10 @@ class ServerChoice:
         """A read of ``server`` has failed: it comes last for `RETRY_SECONDS`."""
         self._failed_until[server] = self._clock() + RETRY_SECONDS
 
+    def is_avoided(self, server: ServerAddress) -> bool:
+        """Whether ``server`` has failed within `RETRY_SECONDS`."""
+        return self._failed_until.get(server, 0.0) > self._clock() if self._failed_until else False
+
     def note_answer(self, server: ServerAddress) -> None:
         """A read of ``server`` has succeeded."""
         if self._failed_until:

@@ -128,22 +128,25 @@ class Database:
         lineages: Sequence[str],
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken] = NO_TOKENS,
+        required: Mapping[str, EventToken] = NO_TOKENS,
     ) -> tuple[Result, list[EventToken | None]]:
         """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
 
-        ``at_least``: commits that the snapshot has, by lineage. Raises `SourceUnavailable` if no server shows them.
+        ``at_least``: commits that the snapshot has, by lineage; ``required``: see `ShardDatabase.run_showing`. Raises
+        `SourceUnavailable` if no server shows the commits.
         """
         if len(lineages) == 1:
-            result, token = self.shards[lineages[0]].snapshot(load, at_least.get(lineages[0]))
+            only = lineages[0]
+            result, token = self.shards[only].snapshot(load, at_least.get(only), required.get(only))
             return result, [token]
         if self.keyspace.flavor == "vitess":
-            return self._nested_snapshot(lineages, load, at_least, ())
+            return self._nested_snapshot(lineages, load, at_least, required, ())
         begun: list[tuple[ShardDatabase, ShardSnapshot]] = []
         ended: LoaderConnection | None = None
         try:
             for lineage in lineages:
                 shard = self.shards[lineage]
-                begun.append((shard, shard.begin_snapshot(at_least.get(lineage))))
+                begun.append((shard, shard.begin_snapshot(at_least.get(lineage), required.get(lineage))))
             opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun), network=self._network)
             try:
                 with ExitStack() as stack:
@@ -168,6 +171,7 @@ class Database:
         lineages: Sequence[str],
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken],
+        required: Mapping[str, EventToken],
         begun: tuple[LoaderConnection, ...],
     ) -> tuple[Result, list[EventToken | None]]:
         """The same, and asks the server for its name after ``load``, too: one shard's read inside another's."""
@@ -176,7 +180,7 @@ class Database:
         def inside(connection: LoaderConnection) -> tuple[Result | LoaderError, list[EventToken | None]]:
             opened = (*begun, connection)
             if others:
-                return self._nested_snapshot(others, load, at_least, opened)
+                return self._nested_snapshot(others, load, at_least, required, opened)
             joined = LoaderConnection.join(opened, self._network)
             try:
                 return run_loader(load, joined), []
@@ -184,7 +188,9 @@ class Database:
                 connection.failure = error
                 raise
 
-        (result, tokens), token = self.shards[first].snapshot(inside, at_least.get(first))
+        (result, tokens), token = self.shards[first].snapshot(
+            inside, at_least.get(first), required.get(first)
+        )
         return unwrap(result), [token, *tokens]
 
     def _parse(self, token: EventToken | str | None) -> EventToken | None:

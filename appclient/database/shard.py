@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pymysql
@@ -31,7 +32,7 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
 from freshness.database.session import NAME_IN_SESSION
-from freshness.errors import SourceUnavailable, SourceUnsuitable
+from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable, SourceUnsuitable
 from freshness.position import Position
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
@@ -123,20 +124,26 @@ class ShardDatabase(ShardServers):
         return rows
 
     def snapshot(
-        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
+        self,
+        load: Callable[[LoaderConnection], Result],
+        at_least: EventToken | None = None,
+        required: EventToken | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one consistent snapshot, with the token that was read before it on the same server (F18,
-        F33). ``at_least``: commits that the snapshot has."""
-        loaded, token, _ = self._read_snapshot(load, at_least)
+        F33). ``at_least``: commits that the snapshot has; ``required``: see `run_showing`."""
+        loaded, token, _ = self._read_snapshot(load, at_least, required)
         return loaded, token
 
     def _read_snapshot(
-        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
+        self,
+        load: Callable[[LoaderConnection], Result],
+        at_least: EventToken | None = None,
+        required: EventToken | None = None,
     ) -> tuple[Result, EventToken | None, ServerAddress]:
         def read(
-            connection: Connection, address: ServerAddress
+            connection: Connection, address: ServerAddress, required: EventToken | None
         ) -> tuple[Result | LoaderError, EventToken | None, ServerAddress]:
-            snapshot = self._begin(connection, address, at_least)
+            snapshot = self._begin(connection, address, at_least, required)
             opened = LoaderConnection(connection, network=self._access.network)
             with enclosed_by(self.lineage, snapshot.token, at_least):
                 loaded = run_loader(load, opened)
@@ -146,14 +153,39 @@ class ShardDatabase(ShardServers):
                 raise behind(address)
             return loaded, token, address
 
-        loaded, token, address = self.run(read)
+        loaded, token, address = self.run_showing(required, read)
         return unwrap(loaded), token, address
 
-    def begin_snapshot(self, at_least: EventToken | None = None) -> ShardSnapshot:
+    def begin_snapshot(
+        self, at_least: EventToken | None = None, required: EventToken | None = None
+    ) -> ShardSnapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
-        return self.run(
-            lambda connection, address: self._begin(connection, address, at_least), keeps_connection=True
-        )
+
+        def begin(
+            connection: Connection, address: ServerAddress, required: EventToken | None
+        ) -> ShardSnapshot:
+            return self._begin(connection, address, at_least, required)
+
+        return self.run_showing(required, begin, keeps_connection=True)
+
+    def run_showing(
+        self,
+        required: EventToken | None,
+        read: Callable[[Connection, ServerAddress, EventToken | None], Result],
+        *,
+        keeps_connection: bool = False,
+    ) -> Result:
+        """As `run`, on a replica that shows the events of ``required``, else on the primary (I10). If the primary
+        does not answer, or gets no more such reads, on any replica, as without ``required``."""
+        run = partial(self.run, keeps_connection=True) if keeps_connection else self.run
+        if required is not None:
+            try:
+                return run(lambda connection, address: read(connection, address, required))
+            except (QueryTimedOut, ConnectionsExhausted):
+                raise
+            except SourceUnavailable as error:
+                log.debug("%s is read without what the cache requires: %s", self.lineage, error)
+        return run(lambda connection, address: read(connection, address, None))
 
     def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
         """The token, None if a proxy asked two servers. ``opened``: the loader's view, None after an interruption."""
@@ -167,9 +199,13 @@ class ShardDatabase(ShardServers):
         return token
 
     def _begin(
-        self, connection: Connection, address: ServerAddress, at_least: EventToken | None
+        self,
+        connection: Connection,
+        address: ServerAddress,
+        at_least: EventToken | None,
+        required: EventToken | None = None,
     ) -> ShardSnapshot:
-        token, server = self._read_start(connection, address, at_least)
+        token, server = self._read_start(connection, address, at_least, required)
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
         return ShardSnapshot(connection, address, token, server)
@@ -214,16 +250,19 @@ class ShardDatabase(ShardServers):
         params: Sequence[Any],
         at_least: EventToken | None = None,
         order: str = "",
+        required: EventToken | None = None,
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same server. ``at_least``: commits that
-        the rows have.
+        the rows have; ``required``: see `run_showing`.
 
         ``table``, ``condition`` and ``order``, which follows it, are SQL. The table has a primary key. One statement
         returns the server's name and the rows, and has an answer even without rows.
         """
 
-        def read(connection: Connection, address: ServerAddress) -> tuple[list[Row], EventToken | None]:
-            token, server = self._read_start(connection, address, at_least)
+        def read(
+            connection: Connection, address: ServerAddress, required: EventToken | None
+        ) -> tuple[list[Row], EventToken | None]:
+            token, server = self._read_start(connection, address, at_least, required)
             question, name = self._new_question()
             one = f"(SELECT 1 AS {question}) AS {question}"
             if order:
@@ -247,9 +286,26 @@ class ShardDatabase(ShardServers):
                 raise behind(address)
             return rows, shown
 
-        return self.run(read)
+        return self.run_showing(required, read)
 
     def _read_start(
+        self,
+        connection: Connection,
+        address: ServerAddress,
+        asked: EventToken | None,
+        required: EventToken | None,
+    ) -> tuple[EventToken | None, str]:
+        """As `_read_asked`. Raises `Behind` for a replica that does not show ``required``, unless it is the last one
+        and the primary is down or gets no more such reads."""
+        token, server = self._read_asked(connection, address, asked)
+        primary = self._shard.primary
+        if required is None or token is None or address == primary or covers(token, required):
+            return token, server
+        if IS_LAST.get() and (self._choice.is_avoided(primary) or not self._access.permit_primary()):
+            return token, server
+        raise behind(address)
+
+    def _read_asked(
         self, connection: Connection, address: ServerAddress, asked: EventToken | None
     ) -> tuple[EventToken | None, str]:
         """As `read_token`, of a server that shows the commits of ``asked``. Raises `Behind` if no server is known to.

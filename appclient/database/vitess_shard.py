@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,7 +15,10 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.vitess import VitessShard, of_primary, on_one_tablet
+from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable
 from freshness.position.token import EventToken, covers
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -48,20 +52,31 @@ class VitessShardDatabase(ShardDatabase):
         return QueryResult.of(rows, token, self._shard.primary, sent=sent, is_token_shown=include_event_token)
 
     def snapshot(
-        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
+        self,
+        load: Callable[[LoaderConnection], Result],
+        at_least: EventToken | None = None,
+        required: EventToken | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one transaction on one tablet, with the token that was read before it.
 
         The token is None if vtgate changed the tablet. If the tablet is not known to show ``at_least``,
-        ``load`` runs again on the primary tablet.
+        ``load`` runs again on the primary tablet; if it does not show ``required``, it runs only there.
         """
+        of_primary = self._of_primary
 
-        def read(connection: Connection, _: ServerAddress) -> tuple[Result | LoaderError, EventToken | None]:
+        def read(
+            connection: Connection, _: ServerAddress
+        ) -> tuple[Result | LoaderError, EventToken | None] | None:
             opened = LoaderConnection(connection, network=self._access.network)
             with (
                 on_one_tablet(connection, self._target) as tablet,
                 enclosed_by(self.lineage, tablet.token, at_least),
             ):
+                lacks = (
+                    required is not None and tablet.token is not None and not covers(tablet.token, required)
+                )
+                if lacks and of_primary is not None and of_primary.is_permitted():
+                    return None
                 result = run_loader(load, opened)
                 if not opened.is_in_step:
                     close_open(connection)
@@ -69,7 +84,17 @@ class VitessShardDatabase(ShardDatabase):
                 close_open(connection)
             return result, tablet.token
 
-        result, token = self.run(read)
+        answer = self.run(read)
+        if answer is None:
+            assert of_primary is not None
+            try:
+                return of_primary.snapshot(load, at_least)
+            except (QueryTimedOut, ConnectionsExhausted):
+                raise
+            except SourceUnavailable as error:
+                log.debug("%s is read without what the cache requires: %s", self.lineage, error)
+            return self.snapshot(load, at_least)
+        result, token = answer
         loaded = unwrap(result)
         if at_least is None or (token is not None and covers(token, at_least)):
             return loaded, token
@@ -86,10 +111,15 @@ class VitessShardDatabase(ShardDatabase):
         params: Sequence[Any],
         at_least: EventToken | None = None,
         order: str = "",
+        required: EventToken | None = None,
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same tablet."""
         sql = f"SELECT * FROM {table} WHERE {condition}{order}"
-        return self.snapshot(lambda connection: connection.query(sql, params), at_least)
+        return self.snapshot(lambda connection: connection.query(sql, params), at_least, required)
+
+    def is_permitted(self) -> bool:
+        """Whether one more read may go to these tablets, because others lack what its rows must show."""
+        return not self._choice.is_avoided(self._shard.primary) and self._access.permit_primary()
 
     def read_head(self) -> EventToken:
         """See `ShardDatabase.read_head`; of the primary tablet."""

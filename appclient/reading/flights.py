@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from appclient.connection.pool import is_nested
+from appclient.reading.loader import join_required
 from appclient.telemetry.observer import Load
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import NO_TOKENS
@@ -29,9 +30,13 @@ WAIT_SECONDS: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One load of one key, and its end: a value, an error, or neither if its reader was interrupted."""
+    """One load of one key, and its end: a value, an error, or neither if its reader was interrupted.
+
+    ``lookup``: the key, with all that its readers require of the rows.
+    """
 
     gate: Gate
+    lookup: Lookup
     followers: int = 0
     is_done: bool = False
     loaded: Loaded | None = None
@@ -85,16 +90,16 @@ class Flights:
         if self._process != os.getpid():
             self._forget()
         keys = [(lookup.item, lookup.identity) for lookup in lookups]
-        places = self._join(keys)
+        places = self._join(lookups, keys)
         loaded: dict[int, Loaded] = {}
         try:
-            loaded.update(self._fly(lookups, keys, places.own))
+            loaded.update(self._fly(keys, places.own))
             if places.led:
                 for earlier, _ in places.led.values():
                     earlier.wait()
                 led = {place: flight for place, (_, flight) in places.led.items()}
                 self._begin(keys, led)
-                loaded.update(self._fly(lookups, keys, led))
+                loaded.update(self._fly(keys, led))
         finally:
             for place, (_, flight) in places.led.items():
                 if not flight.is_done:
@@ -104,20 +109,23 @@ class Flights:
             loaded[place] = self._follow(lookups[place], flight)
         return [loaded[place] for place in range(len(lookups))]
 
-    def _join(self, keys: Sequence[Key]) -> _Places:
+    def _join(self, lookups: Sequence[Lookup], keys: Sequence[Key]) -> _Places:
         places = _Places()
         with self._lock:
-            for place, key in enumerate(keys):
+            for place, (lookup, key) in enumerate(zip(lookups, keys, strict=True)):
                 earlier = self._running.get(key)
                 if earlier is None:
-                    places.own[place] = self._running[key] = Flight(self._network.open_gate())
+                    places.own[place] = self._running[key] = Flight(self._network.open_gate(), lookup)
                     continue
                 following = self._next.get(key)
                 if following is None:
-                    following = self._next[key] = Flight(self._network.open_gate())
+                    following = self._next[key] = Flight(self._network.open_gate(), lookup)
                     places.led[place] = earlier, following
                 else:
                     following.followers += 1
+                    if lookup.required:
+                        required = join_required([following.lookup, lookup])
+                        following.lookup = replace(lookup, required=required)
                     places.followed[place] = earlier, following
         return places
 
@@ -137,15 +145,13 @@ class Flights:
                     del flights[key]
         flight.end(loaded, error)
 
-    def _fly(
-        self, lookups: Sequence[Lookup], keys: Sequence[Key], flights: Mapping[int, Flight]
-    ) -> dict[int, Loaded]:
+    def _fly(self, keys: Sequence[Key], flights: Mapping[int, Flight]) -> dict[int, Loaded]:
         if not flights:
             return {}
         failure: Exception | None = None
         answers: Sequence[Loaded | None] = [None] * len(flights)
         try:
-            answers = self._load([lookups[place] for place in flights], NO_TOKENS)
+            answers = self._load([flight.lookup for flight in flights.values()], NO_TOKENS)
         except Exception as error:
             failure = error
             raise

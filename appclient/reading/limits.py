@@ -1,7 +1,7 @@
-"""Limits the reads of the database in a second, for each object and process (F40).
+"""Limits the reads in a second, for each process (F40): of the database for an object, and of primaries.
 
-It protects a database where many keys are filled again at once: after a statement that changed a whole table, and
-after a node has lapsed. Used by ``appclient.reading.pipeline``.
+They protect a database where many keys are filled again at once: after a statement that changed a whole table, after
+a node has lapsed, and while replicas lag. Used by ``appclient.reading.pipeline`` and ``appclient.cache``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ class RateLimit:
         self._taking = threading.Lock()
         self._due = clock() - BURST_SECONDS
         """When the next permit is due. It lies in the future while more are taken than the rate allows."""
+
+    def permits(self) -> bool:
+        """Whether one more read is permitted without a wait; if so, it counts."""
+        with self._taking:
+            now = self._clock()
+            due = max(self._due, now - BURST_SECONDS)
+            if not self._per_second or due > now:
+                return False
+            self._due = due + 1 / self._per_second
+            return True
 
     def take(self, count: int) -> None:
         """Wait until ``count`` reads are permitted. Raises `Overloaded` if that takes too long."""

@@ -7,6 +7,7 @@ to store it: the row found is not spelled as the key asked for (F24, F46).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from appclient.connection.own import OwnDatabase
@@ -18,12 +19,33 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, order_rows, quote_name
 from freshness.errors import ConfigError
 from freshness.objects.registry import ObjectDefinition
-from freshness.position.token import EventToken
+from freshness.position.token import EventToken, covers
 from freshness.values.codec import decode_value, encode_value
 
 LoaderFunction = Callable[..., Any]
 
 KEYS_PER_STATEMENT_MAX: Final = 500
+
+
+def join_required(lookups: Sequence[Lookup]) -> Mapping[str, EventToken]:
+    """All that the rows of these lookups must show, by lineage. Of two epochs the later one counts."""
+    joined: dict[str, EventToken] = {}
+    for lookup in lookups:
+        for lineage, token in lookup.required.items():
+            held = joined.get(lineage)
+            if held is None or held.epoch < token.epoch:
+                joined[lineage] = token
+            elif held.epoch == token.epoch and not covers(held, token):
+                joined[lineage] = replace(held, position=held.position.union(token.position))
+    return joined
+
+
+def _shows(loaded: Loaded, required: Mapping[str, EventToken]) -> bool:
+    """Whether the value has what it must show. One without a token may have it, and is not stored."""
+    return all(
+        lineage not in loaded.tokens or covers(loaded.tokens[lineage], token)
+        for lineage, token in required.items()
+    )
 
 
 class ObjectLoader:
@@ -62,14 +84,32 @@ class ObjectLoader:
     # -- single rows ---------------------------------------------------------------------------------------
 
     def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
-        """The rows of lookups that all read the same shards."""
+        """The rows of lookups that all read the same shards. Of many, only those go to the primary that the replica
+        does not show as they must be."""
+        if len(lookups) == 1:
+            return self._read_rows(lookups, at_least, lookups[0].required)
+        loaded = self._read_rows(lookups, at_least, NO_TOKENS)
+        behind = [place for place, lookup in enumerate(lookups) if not _shows(loaded[place], lookup.required)]
+        if behind:
+            again = [lookups[place] for place in behind]
+            required = join_required(again)
+            for place, one in zip(behind, self._read_rows(again, at_least, required), strict=True):
+                loaded[place] = one
+        return loaded
+
+    def _read_rows(
+        self,
+        lookups: Sequence[Lookup],
+        at_least: Mapping[str, EventToken],
+        required: Mapping[str, EventToken],
+    ) -> list[Loaded]:
         statement = self._statement(lookups)
         rows: list[Row] = []
         tokens: dict[str, EventToken] = {}
         lineages = lookups[0].policy.lineages
         for lineage in lineages:
             shard = self._database.shards[lineage]
-            found, token = shard.rows_with_token(*statement, at_least.get(lineage))
+            found, token = shard.rows_with_token(*statement, at_least.get(lineage), "", required.get(lineage))
             rows += found
             if token is not None:
                 tokens[lineage] = token
@@ -120,7 +160,9 @@ class ObjectLoader:
         (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
         order = order_rows(self._definition.order, self._definition.config.limit)
         shard = self._database.shards[lineage]
-        rows, token = shard.rows_with_token(*self._statement([lookup]), at_least.get(lineage), order)
+        rows, token = shard.rows_with_token(
+            *self._statement([lookup]), at_least.get(lineage), order, lookup.required.get(lineage)
+        )
         tokens = {} if token is None else {lineage: token}
         if any(self._identity(row) != lookup.identity for row in rows):
             return Loaded(rows, tokens, ReadOutcome.KEY)
@@ -141,7 +183,7 @@ class ObjectLoader:
             return function(connection, *lookup.values)
 
         lineages = lookup.policy.lineages
-        value, found = self._database.snapshot(lineages, build, at_least)
+        value, found = self._database.snapshot(lineages, build, at_least, lookup.required)
         tokens = {token.lineage: token for token in found if token is not None}
         # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))

@@ -1,7 +1,8 @@
 """Steps 2 to 4 of a read: the stripe and the record, the rows, and the fill.
 
 2. Only after step 1, the stripe of the key and then the node record, on the same node, never from a copy.
-3. Then the rows, with the token that was read from the same server before them.
+3. Then the rows, with the token that was read from the same server before them: a replica that shows what step 2
+   says that they must contain, else the primary.
 4. Store by CAS on the item observed in step 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
 
 A value that is too large for one item is in parts, which are written before step 4 (``parts.py``). A value is never
@@ -12,6 +13,8 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from freshness.algorithm.envelope import (
     Filled,
@@ -41,7 +44,7 @@ from freshness.algorithm.request import (
     Request,
     Stored,
 )
-from freshness.algorithm.rule import ReadOutcome, find_fill_refusal
+from freshness.algorithm.rule import ReadOutcome, find_fill_refusal, find_required
 from freshness.algorithm.state import (
     Guarded,
     Pending,
@@ -75,9 +78,13 @@ class _Fill:
 def load_and_fill(
     context: ReadContext, missing: Sequence[Pending], at_least: Mapping[str, EventToken]
 ) -> Procedure[None]:
-    yield from _fetch_guards(context, [entry for entry in missing if isinstance(entry.state, Stub)])
+    yield from _fetch_guards(context, [entry for entry in missing if not _is_unknown(entry)])
+    lookups = tuple(
+        replace(entry.lookup, required=entry.required) if entry.required else entry.lookup
+        for entry in missing
+    )
     try:
-        loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing), at_least)
+        loaded: Sequence[Loaded] = yield Load(lookups, at_least)
     except Exception:
         yield from _drop_stubs(context, missing)
         raise
@@ -100,56 +107,88 @@ def load_and_fill(
     yield from _fill(context, fills)
     yield from _drop_stubs(context, [entry for entry, _, _ in refused])
     for entry, state, row in refused:
-        entry.state = Read(state.outcome, value=row.value, tokens=row.tokens)
+        is_shown = entry.is_shown(row.tokens)
+        entry.state = Read(state.outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
         if context.witness is not None:
             tell_refusal(context.witness, entry.lookup, state.outcome, row)
 
 
-def _fetch_guards(context: ReadContext, stubs: Sequence[Pending]) -> Procedure[None]:
+_UNKNOWN: Final = frozenset(
+    (
+        ReadOutcome.NODE_DOWN,
+        ReadOutcome.NO_RECORD,
+        ReadOutcome.CLOSED,
+        ReadOutcome.RING,
+        ReadOutcome.CLOCK,
+    )
+)
+"""Outcomes of a node that cannot say what a row must show: it is not asked again."""
+
+
+def _is_unknown(entry: Pending) -> bool:
+    return isinstance(entry.state, Unstored) and entry.state.outcome in _UNKNOWN
+
+
+def _fetch_guards(context: ReadContext, missing: Sequence[Pending]) -> Procedure[None]:
     """Step 2: the stripes of all keys of a node, then the records of these entries' lineages, in one flow.
 
-    Each stub becomes `Guarded`, or `Unstored`: no answer, or another life.
+    Each entry learns what its rows must show. Each stub becomes `Guarded`, or `Unstored`: no answer, or another life.
     """
-    if not stubs:
+    if not missing:
         return
     sent_at = context.clock()
     asked = []
     flows = []
-    for node, of_node in by_node(stubs).items():
+    for node, of_node in by_node(missing).items():
         lineages = lineages_of(of_node)
-        gets = [get for entry in of_node for get in _stripe_gets(context.namespace, entry)]
-        asked.append((node, of_node, lineages, len(gets)))
+        observed = [_find_observed(context, entry) for entry in of_node]
+        gets = [
+            get
+            for entry, records in zip(of_node, observed, strict=True)
+            for get in _stripe_gets(context.namespace, entry.lookup, records)
+        ]
+        asked.append((node, of_node, observed, lineages, len(gets)))
         flows.append(Flow(node, (*gets, *record_gets(context.namespace, lineages))))
     answers = yield Flows(tuple(flows))
-    for (node, of_node, lineages, count), replies in zip(asked, answers, strict=True):
+    for (node, of_node, observed, lineages, count), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             for entry in of_node:
-                entry.state = Unstored(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
+                if isinstance(entry.state, Stub):
+                    entry.state = Unstored(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
             continue
         view = NodeView(node, lineages, replies[count:], sent_at)
         if set(lineages) == set(context.lineages):
             context.sightings.note(node, view)
             context.views[node] = view  # it holds as much as any other
         held = iter(replies)
-        for entry in of_node:
-            stub, of_entry = entry.state, entry.lookup.policy.lineages
-            assert isinstance(stub, Stub)
-            found = dict(zip(of_entry, held, strict=False))
-            if any(_life_of(stub.records, lineage) != view.lives[lineage] for lineage in of_entry):
+        for entry, records in zip(of_node, observed, strict=True):
+            stub, policy = entry.state, entry.lookup.policy
+            found = dict(zip(policy.lineages, held, strict=False))
+            if any(_life_of(records, lineage) != view.lives[lineage] for lineage in policy.lineages):
                 # The node has forgotten something since the stub was observed: CAS numbers may have begun again (F8)
-                entry.state = stub.refuse(ReadOutcome.LIFE)
+                if isinstance(stub, Stub):
+                    entry.state = stub.refuse(ReadOutcome.LIFE)
                 continue
             stripes = {lineage: _find_stripe(view, lineage, reply) for lineage, reply in found.items()}
-            entry.state = Guarded(stub, stripes, view.records)
+            entry.required = find_required(policy, context.ring, view.records, stripes)
+            if isinstance(stub, Stub):
+                entry.state = Guarded(stub, stripes, view.records)
 
 
-def _stripe_gets(namespace: str, entry: Pending) -> list[Request]:
+def _find_observed(context: ReadContext, entry: Pending) -> Mapping[str, NodeRecord | None]:
+    """The records of step 1: those of the stub, or where there is none, the copies of this reader."""
+    if isinstance(entry.state, Stub):
+        return entry.state.records
+    view = context.views.get(entry.lookup.node)
+    return {} if view is None else view.records
+
+
+def _stripe_gets(namespace: str, lookup: Lookup, records: Mapping[str, NodeRecord | None]) -> list[Request]:
     """One for each lineage. How many stripes there are does not change in a life, so the records of step 1 know."""
-    assert isinstance(entry.state, Stub)
-    item = entry.lookup.item
+    item = lookup.item
     gets: list[Request] = []
-    for lineage in entry.lookup.policy.lineages:
-        record = entry.state.records.get(lineage)
+    for lineage in lookup.policy.lineages:
+        record = records.get(lineage)
         number = stripe_number(item, record.stripes) if record is not None and record.stripes else 0
         gets.append(Get(stripe_key(namespace, lineage, number)))
     return gets
@@ -229,7 +268,8 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens)
+            is_shown = fill.entry.is_shown(row.tokens)
+            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
             if witness is not None:
                 attempt = Attempt(fill.payload, cas, reply, sent_us)
                 tell_fill(witness, lookup, outcome, fill.guarded.records, row.tokens, attempt)

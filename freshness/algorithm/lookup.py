@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
+from freshness.algorithm.request import NO_TOKENS
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.position.token import EventToken
 from freshness.value import value
@@ -16,6 +18,7 @@ class Lookup:
 
     ``values``: values of the query, which follow from the identity alone (`KeyBuilder.parse`).
     ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
+    ``required``: in a `Load` step, the events that the rows must show to be stored, by lineage (`find_required`).
     """
 
     policy: ObjectPolicy
@@ -24,6 +27,7 @@ class Lookup:
     identity: bytes
     values: tuple[Any, ...]
     is_exact: bool = True
+    required: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
 
 
 @value

@@ -119,6 +119,38 @@ def _find_lineage_refusal(
     return None if token.position.contains(stripe.position) else ReadOutcome.STRIPE
 
 
+def find_required(
+    policy: ObjectPolicy,
+    ring: int,
+    records: Mapping[str, NodeRecord | None],
+    stripes: Mapping[str, Stripe | None],
+) -> dict[str, EventToken]:
+    """The events that a row must show by that rule, by lineage: floor ∪ stripe ∪ table floors ∪ object start (I10).
+
+    Every invalidation of the key that the node had acknowledged before its stripe and its record were read is in
+    them. The record's progress takes the place of a stripe that is absent. Nothing is known of a lineage whose node
+    is closed, or does not cover the object.
+    """
+    required: dict[str, EventToken] = {}
+    for lineage in policy.lineages:
+        record, stripe = records.get(lineage), stripes.get(lineage)
+        if record is None or find_record_refusal(record, ring) is not None:
+            continue
+        coverage = record.objects.get(policy.name)
+        if coverage is None or coverage.fingerprint != policy.fingerprint:
+            continue
+        is_there = stripe is not None and stripe.life == record.life
+        position = (stripe.position if stripe is not None and is_there else record.progress).union(
+            record.floor
+        )
+        position = position.union(coverage.start)
+        for table in policy.tables:
+            if (floor := record.table_floors.get(table)) is not None:
+                position = position.union(floor)
+        required[lineage] = EventToken(lineage, lineage, record.epoch, 0, position)
+    return required
+
+
 def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:
     """The cause why no item of this node may be trusted; None if they may be."""
     if record is None:

@@ -19,7 +19,7 @@ from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX
 from freshness.errors import FreshnessError
-from freshness.position.token import EventToken
+from freshness.position.token import EventToken, covers
 from freshness.value import value
 
 REFRESH_SHARE: Final = 0.9
@@ -28,12 +28,17 @@ REFRESH_SHARE: Final = 0.9
 
 @value
 class Read:
-    """The answer to one lookup. From the cache: ``payload`` (encoded; None: no such row). Else: ``value``."""
+    """The answer to one lookup. From the cache: ``payload`` (encoded; None: no such row). Else: ``value``.
+
+    ``shows_required``: the value from the database has every invalidation of the key that the node had acknowledged
+    before the read began (I10). False: the node did not say which, or no server that was read is known to show them.
+    """
 
     outcome: ReadOutcome
     payload: bytes | None = None
     value: Any = None
     tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
+    shows_required: bool = False
 
     @property
     def is_hit(self) -> bool:
@@ -181,17 +186,27 @@ class Guarded:
 
 
 class Pending:
-    """A lookup and its state; None before the first answer."""
+    """A lookup and its state; None before the first answer. ``required``: what `find_required` says of step 2, None
+    where the node has not said it."""
 
-    __slots__ = ("lookup", "state")
+    __slots__ = ("lookup", "required", "state")
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
+        self.required: Mapping[str, EventToken] | None = None
         self.state: Read | Unstored | Parted | Stub | Guarded | None = None
 
     @property
     def is_waiting(self) -> bool:
         return isinstance(self.state, Stub) and self.state.is_leased
+
+    def is_shown(self, tokens: Mapping[str, EventToken]) -> bool:
+        """Whether rows that were read at these tokens have all that is required of them."""
+        required = self.required
+        return required is not None and all(
+            lineage in required and lineage in tokens and covers(tokens[lineage], required[lineage])
+            for lineage in self.lookup.policy.lineages
+        )
 
     @property
     def own_stub(self) -> Version | None:

@@ -106,6 +106,12 @@ class CacheConfig:
         250,
         bounds=(0, 60_000),
     )
+    primary_reads_per_second: float = setting(
+        "Reads of primaries by a process, because the replicas lack what the cache says the rows must show. "
+        "Beyond it, and with 0, such a read is of a replica, and is not stored.",
+        100.0,
+        bounds=(0, 1_000_000),
+    )
     overload_wait_ms: int = setting(
         "How long a read waits where database_reads_per_second of its object is reached.",
         100,

@@ -73,7 +73,7 @@ class Table:
         return None if found is None else {"id": found, "email": self.rows[found]}
 
     def rows_with_token(
-        self, _: str, __: str, params: Sequence[str], ___: object
+        self, _: str, __: str, params: Sequence[str], *___: object
     ) -> tuple[list[dict[str, Any]], EventToken]:
         rows: Iterator[dict[str, Any] | None] = map(self.find, params)
         return list({row["id"]: row for row in rows if row}.values()), TOKEN

@@ -171,9 +171,22 @@ class Checker:
             elif request.key in self._stripes:
                 self._check_stripe(node, *self._stripes[request.key], request.value)
 
-    def read_done(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
-        for lookup, read in zip(lookups, reads, strict=True):
+    def find_acknowledged(self, lookups: Sequence[Lookup]) -> list[Mapping[tuple[str, bytes], Position]]:
+        """All that the node of each lookup has acknowledged by now, by lineage and life."""
+        return [self._acknowledged[lookup.node] for lookup in lookups]
+
+    def read_done(
+        self,
+        who: str,
+        lookups: Sequence[Lookup],
+        reads: Sequence[Read],
+        acknowledged: Sequence[Mapping[tuple[str, bytes], Position]],
+    ) -> None:
+        """``acknowledged``: as of `find_acknowledged` when the read began."""
+        for lookup, read, before in zip(lookups, reads, acknowledged, strict=True):
             self.outcomes[read.outcome] += 1
+            if read.shows_required:
+                self._check_miss(who, lookup, read, before)
             if read.outcome is ReadOutcome.HIT:
                 self.served.add(lookup.item)
                 seen = self._seen[who, lookup.item]
@@ -326,6 +339,34 @@ class Checker:
             stamp = stamps[lineage]
             for table in lookup.policy.tables:
                 yield self._shards[lineage], table, next(numbers), stamp.life, stamp.position
+
+    # -- I10 -----------------------------------------------------------------------------------------------
+
+    def _check_miss(
+        self, who: str, lookup: Lookup, read: Read, before: Mapping[tuple[str, bytes], Position]
+    ) -> None:
+        """A miss lacks no invalidation that its node had acknowledged before the read began."""
+        if self._world.reshard is not None:
+            return
+        shown = repeat(0) if read.value is None else iter(read.value)
+        for lineage in lookup.policy.lineages:
+            known = [
+                position
+                for (of, name), position in before.items()
+                if of == lineage
+                and not self._is_excused(lineage, self._lives.get((lookup.node, lineage, name)))
+            ]
+            for table in lookup.policy.tables:
+                version, row = next(shown), (table, self._world.rows[lookup.item])
+                for commit in reversed(self._shards[lineage].by_row.get(row, ())):
+                    if commit.version(row) <= version:
+                        break
+                    if any(position.contains(commit.position) for position in known):
+                        raise Violation(
+                            "I10",
+                            f"{who} got {lookup.item.decode()} with {table} at version {version} by "
+                            f"{read.outcome.name}, after {lookup.node} had acknowledged commit {commit.number}",
+                        )
 
     # -- I9 ------------------------------------------------------------------------------------------------
 

@@ -544,11 +544,12 @@ class World:
     ) -> Generator[Any, Any, list[Read]]:
         """The reads; none if no server of a shard answered. ``own``: commits that are demanded."""
         demand = NO_DEMAND if own is None else own.demand()
+        acknowledged = self.checker.find_acknowledged(lookups)
         try:
             reads = yield from read_through(known.context, lookups, demand)
         except SourceUnavailable:
             return []
-        self.checker.read_done(name, lookups, reads)
+        self.checker.read_done(name, lookups, reads, acknowledged)
         if own is not None:
             self.checker.own_read_done(name, lookups, reads, own.commits)
         return reads

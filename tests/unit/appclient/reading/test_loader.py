@@ -93,7 +93,7 @@ def test_a_composite_looks_alike_from_a_miss_and_from_a_hit(monkeypatch: pytest.
     )
     shard = Shard(name="-", primary=ServerAddress("server"), lineage=LINEAGES[0])
     database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
-    monkeypatch.setattr(database, "snapshot", lambda _, build, __: (build(None), []))
+    monkeypatch.setattr(database, "snapshot", lambda _, build, *__: (build(None), []))
     loader = ObjectLoader(definition, database, lambda _, key: {"facts": (key, 2)})
     key = definition.builder.build((1,))
     (loaded,) = loader.load([Lookup(policy, "n1", key.item, b"1", (1,), key.is_exact)])
@@ -131,7 +131,7 @@ def test_a_list_is_read_by_one_statement_in_its_order(monkeypatch: pytest.Monkey
     rows = [{"id": 1, "v": 9}, {"id": 1, "v": 8}]
     loaded, asked = load_list(monkeypatch, rows)
     assert (loaded.value, loaded.refusal, set(loaded.tokens)) == (rows, None, {LINEAGES[0]})
-    assert asked == [("`orders`", "(`id` = %s)", [1], None, " ORDER BY `v` DESC, `number` LIMIT 2")]
+    assert asked == [("`orders`", "(`id` = %s)", [1], None, " ORDER BY `v` DESC, `number` LIMIT 2", None)]
 
 
 def test_a_list_without_rows_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
