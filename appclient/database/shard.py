@@ -11,12 +11,13 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import pymysql
 
+from appclient.connection.pool import Pool
 from appclient.connection.query import LoaderConnection, QueryResult, Row, answered_in_time
 from appclient.database.atleast import (
     COMMITTED,
@@ -33,7 +34,7 @@ from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
 from freshness.database.session import NAME_IN_SESSION
 from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable, SourceUnsuitable
-from freshness.position import Position
+from freshness.position import Position, parse_position
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 
@@ -45,6 +46,13 @@ EPOCH_SECONDS: Final = 1.0
 """Time that commit tokens reuse an epoch, in seconds."""
 
 _NO_SUCH_TABLE: Final = 1146
+_BUSY: Final = (1205, 1020)
+"""Errors of a locking read where a writer holds a row."""
+
+_LOGGED: Final = (
+    "@@global.gtid_binlog_pos, (SELECT ENGINE FROM information_schema.TABLES"
+    " WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s)"
+)
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 
 
@@ -259,20 +267,32 @@ class ShardDatabase(ShardServers):
         returns the server's name and the rows, and has an answer even without rows.
         """
 
-        def read(
-            connection: Connection, address: ServerAddress, required: EventToken | None
-        ) -> tuple[list[Row], EventToken | None]:
-            token, server = self._read_start(connection, address, at_least, required)
+        def select(connection: Connection, lock: str) -> tuple[list[str], list[tuple[Any, ...]]]:
             question, name = self._new_question()
             one = f"(SELECT 1 AS {question}) AS {question}"
             if order:
                 # Inside, an index can give the first rows; a join would read and sort all of them.
-                its = f"(SELECT * FROM {table} WHERE {condition}{order}) AS {table} ON TRUE{order}"
+                its = f"(SELECT * FROM {table} WHERE {condition}{order}{lock}) AS {table} ON TRUE{order}"
             else:
-                its = f"{table} ON {condition}"
+                its = f"{table} ON {condition}{lock}"
             sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
             with answered_in_time():
-                names, answers = self._ask(connection, question, sql, params)
+                return self._ask(connection, question, sql, params)
+
+        def read(
+            connection: Connection, address: ServerAddress, required: EventToken | None
+        ) -> tuple[list[Row], EventToken | None]:
+            token, server = self._read_start(connection, address, at_least, required)
+            logged, lock = token, ""
+            if token is not None and required is not None and self._may_lock(address, token, required):
+                logged, lock = self._read_log(connection, server, table, token)
+            try:
+                names, answers = select(connection, lock)
+                token = logged
+            except pymysql.MySQLError as error:
+                if not lock or error.args[0] not in _BUSY:
+                    raise
+                names, answers = select(connection, "")
             # Without a row, all is NULL; a primary key never is otherwise.
             rows = [
                 dict(zip(names[1:], row[1:], strict=True))
@@ -304,6 +324,29 @@ class ShardDatabase(ShardServers):
         if IS_LAST.get() and (self._choice.is_avoided(primary) or not self._access.permit_primary()):
             return token, server
         raise behind(address)
+
+    def _may_lock(self, address: ServerAddress, token: EventToken, required: EventToken) -> bool:
+        """Whether a lock can show more than the token: on a MariaDB primary, in a session of this library."""
+        is_primary, is_own = address == self._shard.primary, isinstance(self._pools[address], Pool)
+        return self._flavor == "mariadb" and is_primary and is_own and not covers(token, required)
+
+    def _read_log(
+        self, connection: Connection, server: str, table: str, token: EventToken
+    ) -> tuple[EventToken, str]:
+        """The token at the end of the log, and the clause by which a SELECT shows that much of its rows.
+
+        MariaDB logs a transaction before it shows it. Until then the transaction holds the locks of its rows, so a
+        read that gets them shows everything of these rows that was in the log before. InnoDB alone locks so.
+        """
+        question, name = self._new_question()
+        sql = f"SELECT {name}, {_LOGGED}"
+        _, [(answering, logged, engine)] = self._ask(
+            connection, question, sql, [table.strip("`").replace("``", "`")]
+        )
+        if answering != server or engine != "InnoDB":
+            return token, ""
+        position = token.position.union(parse_position(self._flavor, str(logged or "")))
+        return replace(token, position=position), " LOCK IN SHARE MODE NOWAIT"
 
     def _read_asked(
         self, connection: Connection, address: ServerAddress, asked: EventToken | None

@@ -51,7 +51,9 @@ def kind_of(sql: str) -> str:
 
 
 class Session:
-    """``reach`` is given the kind of each statement; it may raise what pymysql would."""
+    """``reach`` is given the kind of each statement; it may raise what pymysql would. ``engine``: of all tables."""
+
+    engine = "InnoDB"
 
     def __init__(self, reach: Callable[[str], Server]) -> None:
         self.reach = reach
@@ -104,6 +106,8 @@ class Session:
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         if kind == "server":
             rest = "" if named is None else named["rest"] or ""
+            if "information_schema" in rest:
+                return ["position", "engine"], [(self.variable(server, rest.partition(",")[0]), self.engine)]
             if rest.startswith("@@"):
                 return [rest], [(self.variable(server, rest),)]
             return (["waited"], [("0",)]) if rest else ([], [()])
@@ -115,7 +119,12 @@ class Session:
             ]
         found = _TABLE.search(sql)
         assert found is not None
+        if sql.endswith("NOWAIT"):
+            self.lock(found[1], keys)
         return list(COLUMNS), self.find_rows(shown, found[1], keys, is_named=named is not None)
+
+    def lock(self, table: str, keys: Sequence[Any]) -> None:
+        """Raise what pymysql would if a writer holds one of these rows."""
 
     def find_rows(
         self, shown: Server, table: str, keys: Sequence[Any], *, is_named: bool

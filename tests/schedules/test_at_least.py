@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pymysql
 import pytest
 
 from appclient.connection.query import LoaderConnection
@@ -268,7 +269,8 @@ class Server:
     """It shows the transactions up to ``shown``, and a row whose version is the last of them.
 
     ``logged``: the transactions in the log of a MariaDB primary. ``arrives``: the transactions that a replica shows
-    after a wait. ``has_table``: an invalidator has prepared it.
+    after a wait. ``has_table``: an invalidator has prepared it. ``is_down``: no statement is answered. ``is_locked``:
+    a writer holds the row.
     """
 
     shown: int
@@ -278,13 +280,17 @@ class Server:
     arrives: int = 0
     has_table: bool = True
     flavor: str = "mysql"
+    is_down: bool = False
+    is_locked: bool = False
+    engine: str = "InnoDB"
     asked: list[str] = field(default_factory=list)
 
     def position(self, number: int) -> str:
         return f"{UUID}:1-{number}" if self.flavor == "mysql" else f"0-1-{number}"
 
     def variable(self, name: str) -> str:
-        return self.position(self.logged if name == "@@global.gtid_current_pos" else self.shown)
+        is_of_log = name in ("@@global.gtid_current_pos", "@@global.gtid_binlog_pos")
+        return self.position(self.logged if is_of_log else self.shown)
 
     def heartbeats(self) -> Sequence[tuple[str, int, str, int]]:
         return [(EPOCH_ROW, self.epoch, "", 0)] if self.has_table else []
@@ -310,12 +316,19 @@ class Asked(Session):
 
     def answer(self, sql: str, keys: Sequence[Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         server = self._places[0]
-        if "WAIT" in sql:
+        self.engine = server.engine
+        if server.is_down:
+            raise pymysql.err.OperationalError(2013, "Lost connection")
+        if "_WAIT" in sql or "WAIT_" in sql:
             server.asked.append("wait")
             server.shown = max(server.shown, server.arrives)
         else:
             server.asked.append(kind_of(sql))
         return super().answer(sql, keys)
+
+    def lock(self, table: str, keys: Sequence[Any]) -> None:
+        if self._places[0].is_locked:
+            raise pymysql.err.OperationalError(1205, "Lock wait timeout exceeded")
 
 
 def open_shard(

@@ -707,6 +707,20 @@ class World:
         if lacking:
             self._break("I7", f"a hit of {lookup.item!r} lacks {lacking}, staler than allowed")
 
+    def check_miss(self, lookup: Lookup, read: Read, known: Mapping[str, Position]) -> None:
+        """I10. ``known``: by lineage, all that the node had acknowledged when the read began."""
+        lacking = [
+            made.number
+            for lineage in lookup.policy.lineages
+            for made in self.databases[lineage].transactions
+            if lineage in known
+            and known[lineage].contains(made.position)
+            and made.affects(lookup.item, lookup.policy.tables)
+            and made.number not in (read.value or ())
+        ]
+        if lacking:
+            self._break("I10", f"a miss of {lookup.item!r} lacks the acknowledged {lacking}")
+
     def check_commits(self, lookup: Lookup, read: Read, at_least: Mapping[str, EventToken]) -> None:
         """I9, for commits of the history that there is."""
         shown = read.value if read.payload is None else json.loads(read.payload)
@@ -906,8 +920,10 @@ class Reader:
         def check(reads: list[Read]) -> None:
             for one, read in zip(lookups, reads, strict=True):
                 self.world.check_commits(one, read, at_least)
+                here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
+                if read.shows_required:
+                    self.world.check_miss(one, read, here)
                 if read.outcome is ReadOutcome.HIT and read.payload is not None:
-                    here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
                     self.world.check_hit(one, read.payload, here)
 
         demand = Demand(max_staleness_seconds, at_least)

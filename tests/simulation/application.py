@@ -214,6 +214,13 @@ class SimulatedSession(Session):
                 found.append((kind.column.pad(stored) if isinstance(stored, bytes) else stored, version))
         return found if is_named else found[:1]
 
+    def lock(self, table: str, keys: Sequence[Any]) -> None:
+        """A commit that is in the log and not shown yet still holds its rows."""
+        shown = len(self._shard.primary.applied)
+        wanted = {(table, row) for key in keys for row in self._world.kind.find(key)}
+        if any(not wanted.isdisjoint(commit.rows) for commit in self._shard.log[shown:]):
+            raise pymysql.err.OperationalError(1205, "Lock wait timeout exceeded; try restarting transaction")
+
     def variable(self, server: Any, name: str) -> str:
         if self._world.bug != "timestamps first" or not server.applied:
             return super().variable(server, name)

@@ -75,8 +75,9 @@ from freshness.algorithm.rule import (
     find_fill_refusal,
     find_hit_refusal,
     find_record_refusal,
+    find_required,
 )
-from freshness.algorithm.state import Guarded, Unstored, record_gets
+from freshness.algorithm.state import Guarded, Pending, Unstored, record_gets
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
 from freshness.config.server import ServerAddress
@@ -699,6 +700,51 @@ def _own_commits_ignored_by_servers() -> Planted:
     return _patch(ShardDatabase, "_read_start", start)
 
 
+# -- what a miss must show -----------------------------------------------------------------------------
+
+
+def _requires(change: Callable[[NodeRecord], NodeRecord], *, keeps_stripes: bool = True) -> Planted:
+    def required(
+        policy: ObjectPolicy,
+        ring: int,
+        records: Mapping[str, NodeRecord | None],
+        stripes: Mapping[str, Stripe | None],
+    ) -> Any:
+        seen = {lineage: record and change(record) for lineage, record in records.items()}
+        return find_required(policy, ring, seen, stripes if keeps_stripes else {})
+
+    return _patch(freshness.algorithm.fill, "find_required", required)
+
+
+def _without_progress(record: NodeRecord) -> NodeRecord:
+    return replace(record, progress=empty_position(record.progress.flavor))
+
+
+def _stripe_not_required() -> Planted:
+    return _requires(_without_progress, keeps_stripes=False)
+
+
+def _floor_not_required() -> Planted:
+    def without(record: NodeRecord) -> NodeRecord:
+        nothing = empty_position(record.floor.flavor)
+        starts = {name: replace(one, start=nothing) for name, one in record.objects.items()}
+        return replace(record, floor=nothing, objects=starts)
+
+    return _requires(without)
+
+
+def _table_floors_not_required() -> Planted:
+    return _requires(lambda record: replace(record, table_floors={}))
+
+
+def _absent_requires_nothing() -> Planted:
+    return _requires(_without_progress)
+
+
+def _fresh_without_token() -> Planted:
+    return _patch(Pending, "is_shown", lambda self, _: bool(self.required))
+
+
 # -- reads of the database -----------------------------------------------------------------------------
 
 
@@ -923,6 +969,11 @@ PLANTED: Final[dict[str, Plant]] = {
     "one domain speaks for all": _one_domain_for_all,
     "own commits ignored by hits": _own_commits_ignored_by_hits,
     "own commits ignored by servers": _own_commits_ignored_by_servers,
+    "stripe not required of a miss": _stripe_not_required,
+    "floor not required of a miss": _floor_not_required,
+    "table floors not required of a miss": _table_floors_not_required,
+    "absent stripe requires nothing": _absent_requires_nothing,
+    "a miss is fresh without its token": _fresh_without_token,
     # In the world's transport, see `World.bug`:
     "blind set": _nothing,
     "keys move when a node is down": _nothing,

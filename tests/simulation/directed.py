@@ -38,6 +38,7 @@ SCHEDULE_FILES: Final = tuple(
         "sink",
         "stripes",
         "at_least",
+        "misses",
     )
 )
 
@@ -122,6 +123,11 @@ DIRECTED: Final[dict[str, str]] = {
     "snapshot before token": "upstream_defences::test_the_token_is_not_younger_than_the_snapshot",
     "own commits ignored by hits": "at_least::test_an_entry_from_before_the_own_commit_is_no_hit",
     "own commits ignored by servers": "at_least::test_a_server_that_lacks_the_own_commit_is_not_read",
+    "stripe not required of a miss": "misses::test_a_row_that_lacks_what_its_stripe_holds_is_not_fresh",
+    "floor not required of a miss": "misses::test_a_row_that_lacks_what_was_before_the_life_is_not_fresh",
+    "table floors not required of a miss": "misses::test_a_row_from_before_a_raise_of_its_table_is_not_fresh",
+    "absent stripe requires nothing": "misses::test_where_the_stripe_is_absent_the_progress_is_required",
+    "a miss is fresh without its token": "misses::test_a_row_at_no_known_position_is_not_fresh",
     "timestamps first": "defences::test_containment_decides",
     STAYS_OPEN: "defences::test_a_source_closes_before_its_keys_move",
 }

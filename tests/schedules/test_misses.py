@@ -1,0 +1,196 @@
+"""A read that the cache does not answer: no value is called fresh that lacks an acknowledged invalidation (I10).
+
+As in test_defences.py, each defence is taken out once, and then the invariant breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from freshness.algorithm import fill
+from freshness.algorithm.envelope import Coverage, NodeRecord, Stripe
+from freshness.algorithm.request import Delete
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
+from freshness.algorithm.state import Pending
+from freshness.position import empty_position
+from freshness.position.token import EventToken
+from tests.schedules.test_at_least import ROWS, Server, commit, open_shard
+from tests.schedules.test_defences import prove, start
+from tests.schedules.world import KEY, NODE, Reader, World
+
+
+def read_lagging(world: World, *, catches_up: bool = False) -> tuple[ReadOutcome, bool]:
+    """By a replica that has nothing of what was committed, or all."""
+    replica = world.replica()
+    run = Reader(world, replica.catch_up() if catches_up else replica).reading()
+    (read,) = run.finish()
+    return read.outcome, read.shows_required
+
+
+def plant_required(change: Callable[[NodeRecord, str], NodeRecord], *, keeps_stripes: bool = True) -> object:
+    """`find_required` of changed records."""
+
+    def changed(
+        policy: ObjectPolicy,
+        ring: int,
+        records: Mapping[str, NodeRecord | None],
+        stripes: Mapping[str, Stripe | None],
+    ) -> Mapping[str, EventToken]:
+        seen = {name: None if one is None else change(one, policy.name) for name, one in records.items()}
+        return find_required(policy, ring, seen, stripes if keeps_stripes else {})
+
+    return changed
+
+
+def nothing_of(record: NodeRecord) -> NodeRecord:
+    return replace(record, progress=empty_position(record.progress.flavor))
+
+
+def test_a_row_that_lacks_what_its_stripe_holds_is_not_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        assert read_lagging(world, catches_up=True) == (ReadOutcome.FILLED, True)
+        world.commit(KEY)
+        one.apply()
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        blind = plant_required(lambda record, _: nothing_of(record), keeps_stripes=False)
+        patch.setattr(fill, "find_required", blind)
+
+    prove(schedule, (ReadOutcome.STRIPE, False), plant, "I10", monkeypatch)
+
+
+def test_a_row_at_no_known_position_is_not_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Pending, "is_shown", lambda self, _: self.required is not None)
+
+    prove(schedule, (ReadOutcome.STRIPE, False), plant, "I10", monkeypatch)
+
+
+def test_a_row_that_lacks_what_was_before_the_life_is_not_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new life covers its objects from its floor on, so the plant forgets both."""
+
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        world.commit(KEY)
+        start(world)
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def without_floor(record: NodeRecord, name: str) -> NodeRecord:
+            nothing = empty_position(record.floor.flavor)
+            start = Coverage(record.objects[name].fingerprint, nothing)
+            return replace(record, floor=nothing, objects={name: start})
+
+        patch.setattr(fill, "find_required", plant_required(without_floor))
+
+    prove(schedule, (ReadOutcome.FLOOR, False), plant, "I10", monkeypatch)
+
+
+def test_a_row_from_before_a_raise_of_its_table_is_not_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        one = start(world)
+        world.commit(raised=["customers"])
+        one.apply()
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(
+            fill, "find_required", plant_required(lambda record, _: replace(record, table_floors={}))
+        )
+
+    prove(schedule, (ReadOutcome.TABLE_FLOOR, False), plant, "I10", monkeypatch)
+
+
+def test_where_the_stripe_is_absent_the_progress_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        world.stores[NODE].answer(Delete(world.stripe_key()))
+        assert read_lagging(world, catches_up=True) == (ReadOutcome.STRIPE_ABSENT, True)
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(fill, "find_required", plant_required(lambda record, _: nothing_of(record)))
+
+    prove(schedule, (ReadOutcome.STRIPE_ABSENT, False), plant, "I10", monkeypatch)
+
+
+def test_a_closed_node_says_nothing() -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    world.sleep(60)
+    assert read_lagging(world) == (ReadOutcome.NO_RECORD, False)
+
+
+# -- servers -------------------------------------------------------------------------------------------
+
+
+def read_row(
+    monkeypatch: pytest.MonkeyPatch, primary: Server, *replicas: Server, permits: bool = True
+) -> Any:
+    """(version, position) of the row that must show transaction 5."""
+    database = open_shard(monkeypatch, primary, *replicas)
+    database._access = replace(database._access, permit_primary=lambda: permits)
+    required = commit(5, primary.flavor)
+    [row], token = database.rows_with_token(*ROWS, None, "", required)
+    assert token is not None
+    return row["version"], str(token.position)
+
+
+def test_a_replica_that_shows_what_the_row_must_contain_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    primary, late, fresh = Server(9), Server(4), Server(6)
+    assert read_row(monkeypatch, primary, late, fresh)[0] == 6
+    assert primary.asked == []
+
+
+def test_else_the_primary_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_row(monkeypatch, Server(9), Server(4), Server(3))[0] == 9
+
+
+def test_above_the_bound_the_last_replica_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    primary = Server(9)
+    assert read_row(monkeypatch, primary, Server(4), Server(3), permits=False)[0] == 3
+    assert primary.asked == []
+
+
+def test_without_the_primary_a_replica_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_row(monkeypatch, Server(9, is_down=True), Server(4))[0] == 4
+
+
+def test_a_primary_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    primary = Server(9, is_down=True)
+    database = open_shard(monkeypatch, primary, Server(4))
+    for _ in range(2):
+        [row], _ = database.rows_with_token(*ROWS, None, "", commit(5))
+        assert row["version"] == 4
+    primary.is_down = False
+    [row], _ = database.rows_with_token(*ROWS, None, "", commit(5))
+    assert row["version"] == 4, "it is tried again after a while"
+
+
+def test_a_lock_shows_all_that_is_in_the_log_of_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it shows is known at once; by its heartbeats alone it would be known seconds later."""
+    assert read_row(monkeypatch, Server(4, logged=7, flavor="mariadb")) == (4, "0-1-7")
+
+
+@pytest.mark.parametrize("change", [{"is_locked": True}, {"engine": "MyISAM"}], ids=str)
+def test_without_the_lock_the_log_says_nothing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    assert read_row(monkeypatch, Server(4, logged=7, flavor="mariadb", **change)) == (4, "0-1-4")
