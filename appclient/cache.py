@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from appclient.reading.limits import RateLimit
 from appclient.reading.loader import LoaderFunction
 from appclient.reading.lookup import Lookups
 from appclient.reading.pipeline import Pipeline, Surroundings
-from appclient.telemetry.observer import TelemetryOption, Vitals, find_observer
+from appclient.telemetry.observer import Observer, TelemetryOption, Vitals, find_observer
 from appclient.typed import Model, TypedObject
 from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import Lookup
@@ -85,15 +86,14 @@ class Cache:
         compressing(encode_value, config.cache.compress_above_bytes)
         vitals = Vitals(config)
         observer = find_observer(telemetry, vitals)
+        limit = RateLimit("the primaries", config.cache.primary_reads_per_second, 0, clock, network.sleep)
         access = ServerAccess(
             connections_max=config.cache.connections_max,
             network=network,
             own_pools=find_pools(pools, list(config.keyspaces.values()), network),
             zone=config.cache.zone,
             observer=observer,
-            permit_primary=RateLimit(
-                "the primaries", config.cache.primary_reads_per_second, 0, clock, network.sleep
-            ).permits,
+            permit_primary=partial(_permit_primary, limit, observer),
         )
         self._databases = {name: Database(keyspace, access) for name, keyspace in config.keyspaces.items()}
         self.lookups = self._make_lookups(config, self._databases)
@@ -251,3 +251,10 @@ class Cache:
             return decode_value(read.payload)
         except FormatError:
             return self._pipeline.decode(lookup, read, demand)[0]
+
+
+def _permit_primary(limit: RateLimit, observer: Observer | None) -> bool:
+    is_permitted = limit.permits()
+    if observer is not None:
+        observer.need_primary(is_permitted)
+    return is_permitted

@@ -62,6 +62,9 @@ CACHE: Final[Mapping[str, Any]] = {
     "node_timeout_ms": 1500,
     "node_connect_timeout_ms": 1500,
 }
+REPLICAS_ALONE: Final[Mapping[str, Any]] = {"primary_reads_per_second": 0}
+"""Settings of a cache whose misses are of a replica, however late it is."""
+
 STREAM: Final[Mapping[str, Any]] = {"heartbeat_seconds": 0.2}
 """Short times, so that leases run out while a test looks on, and not so short that they do on a busy machine."""
 

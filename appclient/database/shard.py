@@ -47,7 +47,7 @@ EPOCH_SECONDS: Final = 1.0
 
 _NO_SUCH_TABLE: Final = 1146
 _BUSY: Final = (1205, 1020)
-"""Errors of a locking read where a writer holds a row."""
+"""Errors of a locking read: a writer holds a row."""
 
 _LOGGED: Final = (
     "@@global.gtid_binlog_pos, (SELECT ENGINE FROM information_schema.TABLES"

@@ -36,18 +36,21 @@ class RateLimit:
     def permits(self) -> bool:
         """Whether one more read is permitted without a wait; if so, it counts."""
         with self._taking:
-            now = self._clock()
-            due = max(self._due, now - BURST_SECONDS)
+            due, now = self._find_due()
             if not self._per_second or due > now:
                 return False
             self._due = due + 1 / self._per_second
             return True
 
+    def _find_due(self) -> tuple[float, float]:
+        """When the next read is permitted, and the time now."""
+        now = self._clock()
+        return max(self._due, now - BURST_SECONDS), now
+
     def take(self, count: int) -> None:
         """Wait until ``count`` reads are permitted. Raises `Overloaded` if that takes too long."""
         with self._taking:
-            now = self._clock()
-            due = max(self._due, now - BURST_SECONDS)
+            due, now = self._find_due()
             seconds = due - now
             if seconds > self._wait_seconds:
                 raise Overloaded(

@@ -28,7 +28,7 @@ KEYS_PER_STATEMENT_MAX: Final = 500
 
 
 def join_required(lookups: Sequence[Lookup]) -> Mapping[str, EventToken]:
-    """All that the rows of these lookups must show, by lineage. Of two epochs the later one counts."""
+    """All that the rows of these lookups must show, by lineage. The later epoch counts."""
     joined: dict[str, EventToken] = {}
     for lookup in lookups:
         for lineage, token in lookup.required.items():
@@ -84,8 +84,8 @@ class ObjectLoader:
     # -- single rows ---------------------------------------------------------------------------------------
 
     def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
-        """The rows of lookups that all read the same shards. Of many, only those go to the primary that the replica
-        does not show as they must be."""
+        """The rows of lookups that all read the same shards. If a replica does not show some of many as they must be,
+        these alone are read once more."""
         if len(lookups) == 1:
             return self._read_rows(lookups, at_least, lookups[0].required)
         loaded = self._read_rows(lookups, at_least, NO_TOKENS)

@@ -110,6 +110,12 @@ class _Metrics:
 
         self.reads = counts("reads", "{key}", "Keys that were read, by outcome.")
         self.loads_shared = counts("loads.shared", "{key}", "Keys answered by another reader's load.")
+        self.primary_reads = counts(
+            "primary.reads",
+            "{read}",
+            "Misses whose rows the replicas lacked, by result.",
+            "freshness.primary.result",
+        )
         self.shadow_reads = counts(
             "shadow.reads", "{key}", "Hits compared with the database, by result.", "freshness.shadow.result"
         )
@@ -218,6 +224,9 @@ class _OpenTelemetryObserver(Observer):
 
     def share_load(self, lookup: Lookup) -> None:
         self._metrics.loads_shared.add(1, self._namespace, lookup.policy.name)
+
+    def need_primary(self, is_permitted: bool) -> None:
+        self._metrics.primary_reads.add(1, self._namespace, "", "read" if is_permitted else "bounded")
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.add(1, self._namespace, lookup.policy.name, result)

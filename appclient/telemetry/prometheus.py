@@ -133,6 +133,10 @@ class _Metrics:
     loads_shared: Counter = _counter(
         "Keys whose reader was given the value of another reader's load.", "object"
     )
+    primary_reads: Counter = _counter(
+        "Misses whose rows the replicas lacked. result: read from the primary, or bounded and read from a replica.",
+        "result",
+    )
     shadow_reads: Counter = _counter(
         "Hits that were compared with the database. result: equal, lag, differs, undecided, failed.",
         *("object", "result"),
@@ -318,6 +322,9 @@ class _PrometheusObserver(Observer):
 
     def share_load(self, lookup: Lookup) -> None:
         self._metrics.loads_shared.labels(self.namespace, lookup.policy.name).inc()
+
+    def need_primary(self, is_permitted: bool) -> None:
+        self._metrics.primary_reads.labels(self.namespace, "read" if is_permitted else "bounded").inc()
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.labels(self.namespace, lookup.policy.name, result).inc()

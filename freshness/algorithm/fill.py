@@ -176,7 +176,7 @@ def _fetch_guards(context: ReadContext, missing: Sequence[Pending]) -> Procedure
 
 
 def _find_observed(context: ReadContext, entry: Pending) -> Mapping[str, NodeRecord | None]:
-    """The records of step 1: those of the stub, or where there is none, the copies of this reader."""
+    """The records of step 1: those of the stub, or without one, the copies of this reader."""
     if isinstance(entry.state, Stub):
         return entry.state.records
     view = context.views.get(entry.lookup.node)

@@ -186,8 +186,8 @@ class Guarded:
 
 
 class Pending:
-    """A lookup and its state; None before the first answer. ``required``: what `find_required` says of step 2, None
-    where the node has not said it."""
+    """A lookup and its state; None before the first answer. ``required``: answer of `find_required` to step 2, None
+    if the node has not given it."""
 
     __slots__ = ("lookup", "required", "state")
 

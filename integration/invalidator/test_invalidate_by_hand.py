@@ -14,6 +14,7 @@ from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
     ORDERS_TABLE,
+    REPLICAS_ALONE,
     System,
     call_cli,
     running_system,
@@ -33,6 +34,7 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
         tmp_path,
         tables=(CUSTOMERS_TABLE, ORDERS_TABLE, PAIR_TABLE),
         objects=CUSTOMER + PROFILE + '[objects.pair]\ntable = "pairs"\n',
+        cache=REPLICAS_ALONE,
         extra=f'[http]\nlisten = "127.0.0.1:{port}"\n',
     ) as started:
         yield started

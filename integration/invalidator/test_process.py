@@ -25,6 +25,7 @@ from integration.configuration import CUSTOMER
 from integration.harness import (
     LEASE_SECONDS,
     MAX_STALENESS_SECONDS,
+    REPLICAS_ALONE,
     System,
     running_system,
     wait_for_hits,
@@ -122,8 +123,10 @@ class Load:
 
 
 @contextmanager
-def system_with_cache(pair: Pair, folder: Path) -> Iterator[tuple[System, Cache]]:
-    with running_system(pair, folder) as system:
+def system_with_cache(
+    pair: Pair, folder: Path, settings: Mapping[str, Any] = {}
+) -> Iterator[tuple[System, Cache]]:
+    with running_system(pair, folder, cache=settings) as system:
         cache = system.open_cache()
         yield system, cache
         cache.close()
@@ -283,7 +286,7 @@ def make_room(system: System, sizes: Iterable[int]) -> None:
 def crowded_system(pair: Pair, folder: Path) -> Iterator[tuple[System, Cache]]:
     """One node with hardly any memory and one plain list of what was used last."""
     node = Memcached(memory_mb=6, options=("-o", "no_modern"))
-    with running_system(pair, folder, nodes=[node]) as system:
+    with running_system(pair, folder, nodes=[node], cache=REPLICAS_ALONE) as system:
         cache = system.open_cache()
         yield system, cache
         cache.close()
@@ -378,7 +381,7 @@ def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_second
         if pair.primary.flavor == "mariadb"
         else ("STOP REPLICA SQL_THREAD", "START REPLICA SQL_THREAD")
     )
-    with system_with_cache(pair, tmp_path) as (system, cache):
+    with system_with_cache(pair, tmp_path, REPLICAS_ALONE) as (system, cache):
         keys = insert_customers(system, 20)
         changed = keys[:10]
         wait_for_hits(cache, "customer", keys, system.describe)

@@ -13,14 +13,14 @@ import pytest
 
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import Coverage, NodeRecord, Stripe
-from freshness.algorithm.request import Delete
+from freshness.algorithm.request import Delete, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
 from freshness.algorithm.state import Pending
 from freshness.position import empty_position
 from freshness.position.token import EventToken
 from tests.schedules.test_at_least import ROWS, Server, commit, open_shard
 from tests.schedules.test_defences import prove, start
-from tests.schedules.world import KEY, NODE, Reader, World
+from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World
 
 
 def read_lagging(world: World, *, catches_up: bool = False) -> tuple[ReadOutcome, bool]:
@@ -129,6 +129,16 @@ def test_where_the_stripe_is_absent_the_progress_is_required(
         patch.setattr(fill, "find_required", plant_required(lambda record, _: nothing_of(record)))
 
     prove(schedule, (ReadOutcome.STRIPE_ABSENT, False), plant, "I10", monkeypatch)
+
+
+def test_the_database_is_asked_for_what_the_stripe_holds() -> None:
+    world = World()
+    one = start(world)
+    made = world.commit(KEY)
+    one.apply()
+    step = Reader(world, world.replica()).reading().until_kind(ReadToken).steps[-1]
+    assert isinstance(step, Load)
+    assert step.lookups[0].required[LINEAGE].position.contains(made.position)
 
 
 def test_a_closed_node_says_nothing() -> None:

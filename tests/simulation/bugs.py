@@ -927,7 +927,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "put back with an older heartbeat": _older_heartbeat,
     "put back with the floor alone": _put_back_with_the_floor,
     "what was appended meanwhile is dropped": _appended_is_dropped,
-    "nonce ignored": _nonce_ignored,
+    "nonce ignored": 1362_nonce_ignored,
     "put back by set": _put_back_by_set,
     "put back by add": _put_back_by_add,
     # Publishing:
@@ -941,7 +941,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "lapse and life ignored": _lapse_ignored,
     "record put back from memory": _record_put_back,
     "opened before it caught up": _opened_before_caught_up,
-    "tenure ignored": _tenure_ignored,
+    "tenure ignored": 1485_tenure_ignored,
     "a new primary is trusted": _new_primary_trusted,
     "topology ignored": _topology_ignored,
     "ring ignored": _ring_ignored,
@@ -999,7 +999,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "put back with an older heartbeat": 13,
     "put back with the floor alone": 13,
     "what was appended meanwhile is dropped": 2,
-    "nonce ignored": 385,
+    "nonce ignored": 1362,
     "put back by set": 159,
     "put back by add": 14,
     "progress before acknowledge": 0,
@@ -1007,12 +1007,12 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "lapse and life ignored": 5,
     "record put back from memory": 29,
     "opened before it caught up": 303,
-    "tenure ignored": 1840,
+    "tenure ignored": 1485,
     "topology ignored": 294,
     "object coverage ignored": 181,
     "table floor acknowledged at once": 1,
     "revived without sending again": 18,
-    "a micro-batch with a hole is acknowledged": 2947,
+    "a micro-batch with a hole is acknowledged": 734,
     "only the holder of a lease may fill": 0,
     "numbers that were never streamed": 960,
     "a revived node never opens": 0,
@@ -1028,6 +1028,10 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "timestamps first": 1,
     STAYS_OPEN: 294,
     "numbers are asked for as text": 200,
+    "stripe not required of a miss": 0,
+    "table floors not required of a miss": 69,
+    "absent stripe requires nothing": 16,
+    "a miss is fresh without its token": 1,
 }
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 
@@ -1060,6 +1064,8 @@ SELDOM_CAUGHT: Final = {
     "floor of a new life is empty": "a stripe that is put back holds all that was streamed, so it holds the "
     "missing floor, too",
     "ring ignored": "few worlds change the ring, and few readers with the former one still store in them",
+    "floor not required of a miss": "a stripe that is put back holds a heartbeat from after the floor, and few "
+    "replicas apply that first",
     "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",
 }
 """Why chance cannot show that these defences are needed: another one does the same. A directed schedule shows each.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from appclient.reading import flights as flights_module
 from appclient.reading.flights import Flight, Flights
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.network import BLOCKING
-from freshness.position import empty_position
+from freshness.position import empty_position, parse_position
 from freshness.position.token import EventToken
 
 TOKEN = EventToken("shop/-", "-", 1, 0, empty_position("mysql"))
@@ -85,6 +86,42 @@ def wait_waiting(flights: Flights, key: int, count: int) -> None:
         if following is not None and following.followers >= count:
             return
         tick.wait(0.001)
+
+
+def test_readers_of_one_load_unite_what_they_require() -> None:
+    """The stripe of the last one may hold a change that those before have not seen."""
+    seen: list[Mapping[str, EventToken]] = []
+    gate = threading.Semaphore(0)
+
+    def load(lookups: Sequence[Lookup], _: Mapping[str, EventToken]) -> list[Loaded]:
+        seen.append(lookups[0].required)
+        assert gate.acquire(timeout=10)
+        return [Loaded(None, {}) for _ in lookups]
+
+    flights = Flights(load, BLOCKING)
+
+    def start(number: int) -> threading.Thread:
+        position = parse_position("mysql", f"3e11fa47-71ca-11e1-9e33-c80aa9429562:{number}")
+        one = replace(lookup(1), required={"shop/-": replace(TOKEN, position=position)})
+        thread = threading.Thread(target=flights.load, args=([one],), daemon=True)
+        thread.start()
+        return thread
+
+    threads = [start(1)]
+    while not seen:
+        threading.Event().wait(0.001)
+    threads += [start(2)]
+    while not flights._next:
+        threading.Event().wait(0.001)
+    threads += [start(3)]
+    wait_waiting(flights, 1, 1)
+    for _ in threads:
+        gate.release()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    first, second = (str(each["shop/-"].position) for each in seen)
+    assert (first.rpartition(":")[2], second.rpartition(":")[2]) == ("1", "2-3")
 
 
 def test_a_herd_loads_twice(flights: Flights, database: Database) -> None:

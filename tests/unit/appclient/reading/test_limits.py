@@ -55,6 +55,15 @@ def test_reads_beyond_the_rate_wait_until_it_allows_them_and_are_refused_where_t
     assert process.take() == [0.2], "a refused read takes no place"
 
 
+def test_what_is_permitted_without_a_wait() -> None:
+    process = Process()
+    assert [process.limit.permits() for _ in range(12)] == [True] * 11 + [False]
+    process.now += 0.1
+    assert [process.limit.permits() for _ in range(2)] == [True, False]
+    assert not RateLimit("customer", 0, 0, lambda: process.now, process.waits.append).permits()
+    assert process.waits == []
+
+
 def test_many_keys_of_a_call_count_each() -> None:
     process = Process()
     assert process.take(count=11) == []

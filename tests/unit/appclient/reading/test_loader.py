@@ -17,7 +17,7 @@ from freshness.config.server import ServerAddress
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import MysqlGtidSet
+from freshness.position import MysqlGtidSet, parse_position
 from freshness.position.token import EventToken
 
 NAMES: Final = ("-80", "80-")
@@ -68,6 +68,38 @@ def test_a_row_of_one_shard_is_stored_with_the_tokens_of_all(monkeypatch: pytest
     found, missing = load(monkeypatch, {"shop/-80": [{"id": 1}], "shop/80-": []}, [1, 2])
     assert (found.value, found.refusal, set(found.tokens)) == ({"id": 1}, None, set(LINEAGES))
     assert (missing.value, missing.refusal) == (None, None)
+
+
+def test_of_many_rows_those_that_are_too_old_are_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = ObjectPolicy("customer", 5, ("customers",), LINEAGES[:1], 60)
+    config = ObjectConfig(name="customer", keyspace="shop", table="customers")
+    builder = KeyBuilder("shop", "customer", (NUMBER,))
+    definition = ObjectDefinition(config, policy, builder, {"customers": (NUMBER,)})
+    shard = Shard(name="-80", primary=ServerAddress("server"), lineage=LINEAGES[0])
+    database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
+    asked: list[tuple[Any, str]] = []
+
+    def token(numbers: str) -> EventToken:
+        position = parse_position("mysql", f"3e11fa47-71ca-11e1-9e33-c80aa9429562:{numbers}")
+        return EventToken(LINEAGES[0], "-80", 1, 0, position)
+
+    def rows_with_token(
+        _: str, __: str, params: Any, ___: Any, ____: str, required: EventToken | None
+    ) -> Any:
+        asked.append((list(params), "" if required is None else str(required.position).rpartition(":")[2]))
+        shown = token("1-3") if required else token("1")
+        return [{"id": number, "is_new": required is not None} for number in params], shown
+
+    monkeypatch.setattr(database.shards[LINEAGES[0]], "rows_with_token", rows_with_token)
+    lookups = []
+    for number in (1, 2, 3, 4):
+        key = builder.build((number,))
+        required = {LINEAGES[0]: token(str(number))} if number < 4 else {}
+        identity = definition.identity(key)
+        lookups.append(Lookup(policy, "n1", key.item, identity, (number,), key.is_exact, required))
+    loaded = ObjectLoader(definition, database, None).load(lookups)
+    assert [each.value["is_new"] for each in loaded] == [False, True, True, False]
+    assert asked == [([1, 2, 3, 4], ""), ([2, 3], "2-3")]
 
 
 def test_without_the_token_of_each_shard_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
