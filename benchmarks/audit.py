@@ -36,6 +36,7 @@ from spark.audit.engine.step import Engine
 from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
 from spark.audit.model.finding import STALENESS_EDGES_US, Rules
+from spark.audit.shuffle.survey import Scope
 
 EVENTS: Final = (1_000_000, 3_000_000, 10_000_000)
 SAMPLE_SECONDS: Final = 0.2
@@ -95,7 +96,7 @@ def audit_on_spark(bench: Bench, master: str, heap: str) -> Iterator[Said]:
 
 def _audit(engine: Engine, bench: Bench) -> Said:
     changes, actions = open_changes(engine, str(bench.archive)), open_actions(engine, str(bench.history))
-    result = audit(engine, changes, actions, rules=Rules(0), as_of_us=1 << 60)
+    result = audit(engine, changes, actions, rules=Rules(0), scope=Scope(1 << 60))
     found: dict[str, int] = {}
     rows = result.violations.to_pylist()
     for row in rows:

@@ -16,13 +16,14 @@ from spark.audit.engine.step import Engine
 from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
 from spark.audit.model.finding import Rules
+from spark.audit.shuffle.survey import Scope
 from tests.simulation.planted import AS_OF_US
 
 
 def audit_folders(engine: Engine, archive: str, history: str, **options: Any) -> dict[str, Any]:
     """What an audit says."""
     changes, actions = open_changes(engine, archive), open_actions(engine, history)
-    result = audit(engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, pieces=4, **options)
+    result = audit(engine, changes, actions, rules=Rules(0), scope=Scope(AS_OF_US), pieces=4, **options)
     result.close()
     violations = list(map(str, result.violations.to_pylist()))
     return {"summary": json.loads(json.dumps(result.summary.to_json())), "violations": violations}

@@ -22,6 +22,7 @@ from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
 from spark.audit.model.finding import Rules
 from spark.audit.shuffle.state import load_state, save_state
+from spark.audit.shuffle.survey import Scope
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, plant
 from tests.simulation.recorded import EPOCH_US, record, write_rows
@@ -82,13 +83,12 @@ def two_days(engine: Engine, written: Written, folder: Path, **options: Any) -> 
     """What two audits say, of which the second one continues the first with no history of its own day."""
     changes, actions = open_changes(engine, written.archive), open_actions(engine, written.history)
     split_us = EPOCH_US + 7_000_000
-    first = audit(engine, changes, actions, rules=Rules(0), as_of_us=split_us, pieces=4, **options)
+    first = audit(engine, changes, actions, rules=Rules(0), scope=Scope(split_us), pieces=4, **options)
     save_state(first.carry, open_folder(str(folder)), HOUR)
     first.close()
     state = load_state(open_folder(str(folder)))
-    second = audit(
-        engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, previous=state, pieces=3, **options
-    )
+    scope = Scope(AS_OF_US, previous=state)
+    second = audit(engine, changes, actions, rules=Rules(0), scope=scope, pieces=3, **options)
     second.close()
     return first.violations.to_pylist(), second.violations.to_pylist()
 

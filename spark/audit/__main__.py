@@ -31,6 +31,7 @@ with required_packages("spark.audit", "spark"):
     from spark.audit.report.trend import append_audit
     from spark.audit.report.trend_table import open_tables
     from spark.audit.shuffle.state import load_state, save_state
+    from spark.audit.shuffle.survey import Scope
     from spark.folder import open_folder
 
 if TYPE_CHECKING:
@@ -88,11 +89,13 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
         open_changes(engine, options.archive, window),
         open_actions(engine, options.history, window),
         rules=rules,
-        as_of_us=_time_us("--as-of", options.as_of),
-        window=window,
-        previous=load_state(before) if before else None,
+        scope=Scope(
+            as_of_us=_time_us("--as-of", options.as_of),
+            window=window,
+            previous=load_state(before) if before else None,
+            part=part,
+        ),
         pieces=options.partitions,
-        part=part,
     )
     try:
         write_report(result.summary, result.violations, report)

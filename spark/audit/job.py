@@ -63,18 +63,16 @@ from freshness.errors import FormatError
 from spark.audit.engine.step import Engine, Tables
 from spark.audit.input.evidence import Names, name_violations, read_records
 from spark.audit.input.recording import RecordedFiles
-from spark.audit.input.window import ALL, Window
 from spark.audit.kernel.arrays import number_items, to_numbers
 from spark.audit.kernel.judge import judge, judge_segment
 from spark.audit.model import verdict
 from spark.audit.model.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
-from spark.audit.model.part import AuditPart
 from spark.audit.model.row import IN_PART
 from spark.audit.model.schema import FINDING, PENDING, TALLY, to_table
 from spark.audit.report.summary import Summary, summarize
 from spark.audit.shuffle.segment import OF_ITEM, POISONED, Context, find_context
-from spark.audit.shuffle.state import Carry, State
-from spark.audit.shuffle.survey import ROWS_PER_PIECE, survey_history
+from spark.audit.shuffle.state import Carry
+from spark.audit.shuffle.survey import ROWS_PER_PIECE, WHOLE, Scope, survey_history
 
 FINDINGS_MAX: Final = 1_000_000
 """The most findings that one audit can list."""
@@ -98,34 +96,18 @@ def audit(
     actions: RecordedFiles,
     *,
     rules: Rules | None = None,
-    as_of_us: int | None = None,
-    window: Window = ALL,
-    previous: State | None = None,
+    scope: Scope = WHOLE,
     pieces: int | None = None,
-    part: AuditPart | None = None,
     hot_rows: int = ROWS_PER_PIECE,
 ) -> Audit:
-    """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
-    default a little before the archive's end, and not after the end of ``window``, for which the files were opened.
-    ``part``: the only items that are judged, without a ``previous``. ``hot_rows``: an item with more rows is spread
-    over several pieces.
+    """Audit recorded history. The times of ``rules`` are set from ``scope``. ``hot_rows``: an item with more rows is
+    spread over several pieces.
     Raises `FormatError` for history that cannot be understood, and for more than `FINDINGS_MAX` findings."""
-    assert part is None or previous is None, "a state is never of a part"
-    assert window == ALL or previous is None, "a state says itself what was judged"
     survey = survey_history(
-        engine,
-        changes,
-        actions,
-        rules or Rules(0),
-        as_of_us=as_of_us,
-        window=window,
-        previous=previous,
-        part=part,
-        pieces=pieces,
-        hot_rows=hot_rows,
+        engine, changes, actions, rules or Rules(0), scope, pieces=pieces, hot_rows=hot_rows
     )
     context = find_context(survey.shuffled, survey.spread, survey.rules, survey.known, ROWS_PER_PIECE)
-    step = JudgeStep(survey.rules, survey.known, context, part is not None)
+    step = JudgeStep(survey.rules, survey.known, context, scope.part is not None)
     replayed = survey.shuffled.reduce("replay", step, context.number())
     tally = sum_tallies(replayed)
     found = context.merge(read_findings(replayed), tally)
@@ -133,7 +115,7 @@ def audit(
     shown = [*(it.evidence for it in findings), *(it.evidence for it in survey.damages)]
     hot = {Reference("hit", client, sequence): hits for hits, _, _, client, sequence in tally.hot}
     records = read_records(engine, changes, actions, chain(*shown, hot))
-    items = previous.items if previous else {}
+    items = scope.previous.items if scope.previous else {}
     violations = name_violations(findings, survey.damages, survey.names, records, items)
     summary = summarize(
         violations,
@@ -147,7 +129,7 @@ def audit(
     )
     pending = replayed.get("pending", PENDING.empty_table())
     carry = Carry(survey.kept, engine, survey.shuffled, survey.spread, changes, actions, pending, items)
-    return Audit(replace(summary, part=str(part or "")), violations, carry)
+    return Audit(replace(summary, part=str(scope.part or "")), violations, carry)
 
 
 # -- the step that judges --------------------------------------------------------------------------------

@@ -117,27 +117,13 @@ def make_table(
     `SourceUnavailable` where the archive or the copy is not there yet, `HistoryLost` and `HistoryPurged` where some
     history is missing, `StreamStopped` for a change of the table whose rows are not in the archive.
     """
-    if out.exists():
-        raise ConfigError(f"{out} is there already", hint="give a folder that does not exist")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder", hint="make it, or give another --out")
+    _require_room(out)
     archive = str(open_local(archive))
-    state = find_published(copy, table)
+    state = _find_copy(copy, table)
     base = state.tables[table]
-    if base.needs_dump or base.published != base.folder:
-        raise SourceUnavailable(
-            f"the copy of {table} in {copy} is being dumped again, and the published one is older than its position",
-            hint="run `freshness-spark copy` until it ends with 0",
-        )
     layout = CopyTable.from_json(base.layout)
     folder = ArchiveFolder(archive)
-    shards = {shard.lineage: shard for shard in folder.list_shards(state.keyspace)}
-    absent = sorted(state.position.keys() - shards.keys())
-    if absent:
-        raise HistoryLost(
-            f"the copy has lineage {', '.join(absent)}, and the archive {archive} has nothing of it",
-            hint="give the archive of the copy's own shards; a copy ends with a reshard",
-        )
+    shards = _find_shards(folder, archive, state)
     tokens = PlaceFinder(session, folder, state.keyspace, shards, state.position).find(moment)
     pair = PositionPair(
         {lineage: token.position for lineage, token in tokens.items()},
@@ -157,14 +143,12 @@ def make_table(
     _require_one_epoch(read_files(session, files), tokens, state)
     rows = read_files(session, files).where(F.col("table") == table)
     _require_rows(rows, table, pair)
-    vector = ResumeVector(state.keyspace, KeyRange.parse("-"), tokens)
     told = _tell(rows, layout, pair).persist()
     try:
         applied, undone = _require_order(told, table)
         is_between = F.col(IS_WANTED) != F.col(IS_COPIED)
-        former = (
-            session.read.schema(layout.schema()).format(file_format).load(f"file://{copy / base.published}")
-        )
+        reader = session.read.schema(layout.schema()).format(file_format)
+        former = reader.load(f"file://{copy / base.published}")
         merged = merge_changes(former, told.where(is_between), layout).drop(KEY)
         count = _publish(session, merged, out, copy, base.published)
     except SPARK_ERRORS:
@@ -174,7 +158,39 @@ def make_table(
         told.unpersist()
     position = {lineage: str(token.position) for lineage, token in sorted(tokens.items())}
     applied, undone = ({lineage: each.get(lineage, 0) for lineage in position} for each in (applied, undone))
-    return TableAt(table, str(out), count, applied, undone, position, vector.format())
+    resume = ResumeVector(state.keyspace, KeyRange.parse("-"), tokens).format()
+    return TableAt(table, str(out), count, applied, undone, position, resume)
+
+
+def _require_room(out: Path) -> None:
+    if out.exists():
+        raise ConfigError(f"{out} is there already", hint="give a folder that does not exist")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no folder", hint="make it, or give another --out")
+
+
+def _find_copy(copy: Path, table: str) -> CopyState:
+    """The published state of a copy. Raises `SourceUnavailable` for a table that is not at its position."""
+    state = find_published(copy, table)
+    base = state.tables[table]
+    if base.needs_dump or base.published != base.folder:
+        raise SourceUnavailable(
+            f"the copy of {table} in {copy} is being dumped again, and the published one is older than its position",
+            hint="run `freshness-spark copy` until it ends with 0",
+        )
+    return state
+
+
+def _find_shards(folder: ArchiveFolder, archive: str, state: CopyState) -> dict[str, ArchivedShard]:
+    """The shards by lineage. Raises `HistoryLost` where the archive lacks one of the copy's lineages."""
+    shards = {shard.lineage: shard for shard in folder.list_shards(state.keyspace)}
+    absent = sorted(state.position.keys() - shards.keys())
+    if absent:
+        raise HistoryLost(
+            f"the copy has lineage {', '.join(absent)}, and the archive {archive} has nothing of it",
+            hint="give the archive of the copy's own shards; a copy ends with a reshard",
+        )
+    return shards
 
 
 def _choose_files(

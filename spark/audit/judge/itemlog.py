@@ -1,6 +1,6 @@
 """The changes of one item in one lineage, and the time at which each node acknowledged each of them.
 
-Plain Python, called by `spark.audit.judge.replay`.
+Plain Python, called by `spark.audit.judge.facts` and `spark.audit.judge.replay`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from freshness.errors import FormatError
-from spark.audit.model.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW, ItemChange
+from spark.audit.model.finding import Reference
+from spark.audit.model.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW, ReplayRow
 from spark.audit.model.timeline import NEVER, Place
 
 CHANGES_HELD_MAX: Final = 5_000_000
@@ -68,13 +69,13 @@ class Log:
     covered: list[int] = field(default_factory=list)
     has_rows: bool = False
 
-    def add(self, change: ItemChange, committed_us: int) -> None:
+    def add(self, change: ReplayRow, committed_us: int) -> None:
         """The next change. Several rows of a transaction, or a row archived twice: one change, the last state.
 
         Raises `FormatError` above `CHANGES_HELD_MAX`."""
         is_row = bool(change.flags & ROW)
         self.has_rows |= is_row
-        last = _state(change.flags & AFTER_ABSENT, change.after) if is_row else None
+        last = _state(change.flags & AFTER_ABSENT, change.digest) if is_row else None
         if self.ordinals and self.ordinals[-1] == change.ordinal:
             if is_row:
                 self.afters[-1] = last
@@ -138,6 +139,13 @@ class Log:
                 at += 1
         best = min(best, acks.find_best(at))
         return None if best == NEVER else Ack(best, acks.ends.index(best, start), start)
+
+    def show_ack(self, ack: Ack, lineage: int, node: int, life: int) -> tuple[Reference, Reference]:
+        """The change that the position lacks, and the invalidation that was acknowledged."""
+        return (
+            Reference("change", lineage, self.ordinals[ack.missing], self.rows[ack.missing]),
+            Reference("invalidation", *self.acks[node, life].refs[ack.at]),
+        )
 
 
 def _state(is_absent: int, digest: int) -> tuple[bool, int] | None:

@@ -27,7 +27,8 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from spark.audit.judge.replay import explain_flags, replay, replay_witnesses
+from spark.audit.judge.facts import explain_flags
+from spark.audit.judge.replay import replay, replay_witnesses
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,

@@ -1,6 +1,6 @@
 """How entries stand at their positions: what they lack, since when they are stale, and whether they are the row.
 
-The answers of `spark.audit.judge.replay` for one action, for all actions of a piece at once. Called by
+The answers of `spark.audit.judge.facts` for one entry, for all actions of a piece at once. Called by
 `spark.audit.kernel.judge`.
 """
 

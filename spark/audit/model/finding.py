@@ -1,7 +1,6 @@
 """The inputs of a replay, its findings about an item, and its counts.
 
-Written by `spark.audit.judge.replay`, which judges, and read by what merges and shows it. Plain Python: knows
-nothing of Spark.
+Written by `spark.audit.judge`, and read by what merges and shows it. Plain Python: knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -152,6 +151,16 @@ class Finding:
     last_us: int
     longest_us: int
     evidence: Evidence
+
+    def add(
+        self, count: int, first_us: int, last_us: int, longest_us: int, evidence: Evidence, who: int
+    ) -> None:
+        """Add more violations by this cause. The earliest one is the evidence."""
+        self.count += count
+        self.last_us = max(self.last_us, last_us)
+        self.longest_us = max(self.longest_us, longest_us)
+        if (first_us, evidence) < (self.first_us, self.evidence):
+            self.first_us, self.evidence, self.who = first_us, evidence, who
 
 
 class PendingChange(NamedTuple):

@@ -49,19 +49,6 @@ STAMP: Final = numpy.dtype(
 """A packed stamp; ``extras``: how many ordinals of 8 bytes follow."""
 
 
-class ItemChange(NamedTuple):
-    """A transaction changed the item. ``before``, ``after``: digests of the row; ``row``: its place in the
-    transaction."""
-
-    lineage: int
-    ordinal: int
-    committed_us: int
-    flags: int
-    before: int
-    after: int
-    row: int
-
-
 class AuditedEntry(NamedTuple):
     """The entry that an action was about: its node and CAS version, the digest of its value, and its positions.
 
@@ -77,11 +64,10 @@ class AuditedEntry(NamedTuple):
 
 
 class ActionSpan(NamedTuple):
-    """One action, or several of a kind: the client and sequence of the first one, their number, and their times."""
+    """An action: its client, its sequence there, and its times."""
 
     client: int
     sequence: int
-    actions: int
     first_us: int
     last_us: int
 
@@ -117,16 +103,11 @@ class ReplayRow(NamedTuple):
     sequence: int
     stamps: bytes
 
-    def change(self) -> ItemChange:
-        return ItemChange(
-            self.lineage, self.ordinal, self.begin_us, self.flags, self.before, self.digest, self.row
-        )
-
     def entry(self) -> AuditedEntry:
         return AuditedEntry(self.node, self.version, self.digest, self.flags, self.who, self.stamps)
 
     def span(self) -> ActionSpan:
-        return ActionSpan(self.client, self.sequence, 1, self.begin_us, self.end_us)
+        return ActionSpan(self.client, self.sequence, self.begin_us, self.end_us)
 
 
 _STAMP: Final = struct.Struct("<qqqiI")

@@ -24,7 +24,7 @@ import pyarrow
 
 from spark.audit.engine.step import Shuffled
 from spark.audit.input.spread import HotItem, Spread, drop_context, mark
-from spark.audit.judge.replay import is_poison, merge_findings
+from spark.audit.judge.findings import is_poison, merge_findings
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, mix, read_stamps, to_numbers
 from spark.audit.kernel.judge import Piece
 from spark.audit.kernel.order import States, read_told

@@ -36,6 +36,31 @@ ROWS_PER_LARGE_PIECE: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """Which actions an audit judges: up to ``as_of_us``, by default a little before the archive's end, and those of
+    ``window``, for which the files were opened. ``previous``: the state that it continues. ``part``: the only items
+    that are judged. A state is of whole audits, and says itself what was judged."""
+
+    as_of_us: int | None = None
+    window: Window = ALL
+    previous: State | None = None
+    part: AuditPart | None = None
+
+    def __post_init__(self) -> None:
+        is_whole = self.part is None and self.window == ALL
+        assert is_whole or self.previous is None, (
+            "a state is of whole audits, and says itself what was judged"
+        )
+
+    def end_us(self, archive_end_us: int) -> int:
+        """Up to when actions are judged."""
+        return min(self.window.to_us, archive_end_us - SETTLE_US) if self.as_of_us is None else self.as_of_us
+
+
+WHOLE: Final = Scope()
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """``rules``: with the time up to which actions are judged. ``shuffled``: the rows of the replay, in their pieces;
     its owner closes it. ``spread``: which piece each row is in. ``damages``: of the evidence itself. ``kept``: what
@@ -66,16 +91,14 @@ def survey_history(
     changes: RecordedFiles,
     actions: RecordedFiles,
     rules: Rules,
+    scope: Scope = WHOLE,
     *,
-    as_of_us: int | None = None,
-    window: Window = ALL,
-    previous: State | None = None,
-    part: AuditPart | None = None,
     pieces: int | None = None,
     hot_rows: int = ROWS_PER_PIECE,
 ) -> Survey:
     """Read the archive's order, divide all rows into pieces, and take stock of the actions. Raises `FormatError` for
     history that cannot be understood."""
+    previous, window = scope.previous, scope.window
     before = previous.kept if previous else None
     archive = read_archive(engine, changes, rules, before.archive if before else None)
     if not archive.lineages:
@@ -92,7 +115,7 @@ def survey_history(
 
     def plan(spread: Spread) -> list[PlannedScan]:
         return [
-            PlannedScan(changes.parts, ChangeStep(spread, archive.duplicates, part)),
+            PlannedScan(changes.parts, ChangeStep(spread, archive.duplicates, scope.part)),
             PlannedScan(actions.parts, ActionStep(spread, lineages, published)),
             PlannedScan(rows.parts, RowStep(spread)),
         ]
@@ -104,21 +127,13 @@ def survey_history(
     gaps = find_gtid_gaps(holes, read_held(shuffled.told.get("held")))
     used = replace(
         rules,
-        as_of_us=min(window.to_us, archive.end_us - SETTLE_US) if as_of_us is None else as_of_us,
+        as_of_us=scope.end_us(archive.end_us),
         from_us=window.from_us,
         slices=_slice_time(archive, stock, window),
     )
     kept = Kept(
         archive=archive,
-        known=_know(
-            archive,
-            stock,
-            raises,
-            shuffled,
-            recorded.lost_until_us,
-            before.known if before else Knowledge({}),
-            window.since_us,
-        ),
+        known=_know(archive, stock, raises, shuffled, recorded.lost_until_us, before, window.since_us),
         names=Names.of(archive, stock, before.names if before else None),
         sequences=recorded.sequences,
         raises=raises,
@@ -148,10 +163,11 @@ def _know(
     raises: frozenset[tuple[int, str, int]],
     shuffled: Shuffled,
     lost_until_us: Mapping[int, int],
-    before: Knowledge,
+    kept: Kept | None,
     since_us: int,
 ) -> Knowledge:
-    """``since_us``: older actions may be left out."""
+    """``kept``: of the audits before. ``since_us``: older actions may be left out."""
+    before = kept.known if kept else Knowledge({})
     numbers = {lineage.name: number for number, lineage in archive.lineages.items()}
     by_table: dict[tuple[int, str], list[int]] = {}
     for lineage, table, ordinal in sorted(raises):

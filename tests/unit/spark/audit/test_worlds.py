@@ -36,7 +36,7 @@ from spark.audit.model.finding import Rules
 from spark.audit.model.part import AuditPart
 from spark.audit.model.schema import REPLAY
 from spark.audit.shuffle.state import State, load_state, save_state
-from spark.audit.shuffle.survey import survey_history
+from spark.audit.shuffle.survey import WHOLE, Scope, survey_history
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
 from tests.simulation.recorded import EPOCH_US, Row, record, write_rows
@@ -85,7 +85,7 @@ def write(worlds: Sequence[Planted], folder: Path) -> Folders:
 
 
 def run(engine: Engine, folders: Folders, **options: Any) -> Audit:
-    options = {"rules": RULES, "as_of_us": AS_OF_US, "pieces": PIECES, **options}
+    options = {"rules": RULES, "scope": Scope(AS_OF_US), "pieces": PIECES, **options}
     return audit(engine, *folders.read(engine), **options)
 
 
@@ -137,7 +137,7 @@ def test_worlds_with_crashes_and_lag_are_clean(engine: Engine, worlds: list[Plan
 def test_arrays_say_of_each_world_what_the_judge_says(
     engine: Engine, worlds: list[Planted], tmp_path: Path
 ) -> None:
-    survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, as_of_us=AS_OF_US, pieces=1)
+    survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, Scope(AS_OF_US), pieces=1)
     by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.known)
     assert by_arrays == by_rows
 
@@ -217,9 +217,11 @@ def test_two_days_are_one_audit_in_two_parts(engine: Engine, worlds: list[Plante
     split_us = EPOCH_US + 13_000_000
     whole = run(engine, write(chosen, tmp_path / "whole"))
     first, second = _days(chosen, tmp_path, split_us)
-    one = run(engine, first, as_of_us=split_us - _SETTLE_US)
+    one = run(engine, first, scope=Scope(split_us - _SETTLE_US))
     save_state(one.carry, open_folder(str(tmp_path / "state")), HOUR)
-    two = run(engine, second, previous=load_state(open_folder(str(tmp_path / "state"))))
+    two = run(
+        engine, second, scope=Scope(AS_OF_US, previous=load_state(open_folder(str(tmp_path / "state"))))
+    )
     both, together = found_in(one) + found_in(two), found_in(whole)
     assert sum(found_in(one).values()) > 10
     assert sum(found_in(two).values()) > 10
@@ -273,13 +275,13 @@ def _write_files(worlds: Sequence[Planted], folder: Path) -> Folders:
 
 def _run_window(engine: Engine, folders: Folders, window: Window, as_of_us: int | None = None) -> Audit:
     changes, actions = open_changes(engine, folders.archive), open_actions(engine, folders.history, window)
-    return audit(engine, changes, actions, rules=RULES, as_of_us=as_of_us, window=window, pieces=PIECES)
+    return audit(engine, changes, actions, rules=RULES, scope=Scope(as_of_us, window), pieces=PIECES)
 
 
 def test_windows_that_touch_are_one_audit(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     chosen = [world for world in worlds if world.plant not in _TIMELESS][: PARTS_WORLDS // 2]
     folders = _write_files(chosen, tmp_path)
-    whole = run(engine, folders, as_of_us=None)
+    whole = run(engine, folders, scope=WHOLE)
     edges = [EPOCH_US + seconds * 1_000_000 for seconds in (5, 9)]
     windows = [
         Window(begin_us, end_us, HOUR) for begin_us, end_us in pairwise((ALL.from_us, *edges, AS_OF_US))
@@ -353,7 +355,8 @@ def test_parts_together_are_one_audit(engine: Engine, worlds: list[Planted], tmp
     chosen = [_with_rows(world) for world in worlds[:PARTS_WORLDS]]
     folders = write(chosen, tmp_path)
     whole = run(engine, folders)
-    parts = [run(engine, folders, part=AuditPart.parse(text, "id:hash")) for text in ("-80", "80-")]
+    halves = [AuditPart.parse(text, "id:hash") for text in ("-80", "80-")]
+    parts = [run(engine, folders, scope=Scope(AS_OF_US, part=part)) for part in halves]
     one, two = (_of_items(found_in(part)) for part in parts)
     changed = {item for world in chosen for row in world.history.changes for item in row["items"]}
     together = _of_items(found_in(whole))
@@ -410,10 +413,10 @@ def test_an_audit_in_which_many_items_are_hot_says_the_same(
     for hot_rows in (1 << 30, HOT_ROWS):
         folder = open_folder(str(tmp_path / str(hot_rows)))
         options: dict[str, Any] = {"rules": RULES, "pieces": PIECES, "hot_rows": hot_rows}
-        one = audit(engine, changes, actions, as_of_us=EPOCH_US + 7_000_000, **options)
+        one = audit(engine, changes, actions, scope=Scope(EPOCH_US + 7_000_000), **options)
         save_state(one.carry, folder, HOUR // 1000)
         state = load_state(folder)
-        two = audit(engine, changes, actions, as_of_us=AS_OF_US, previous=state, **options)
+        two = audit(engine, changes, actions, scope=Scope(AS_OF_US, previous=state), **options)
         said.append(
             [
                 (len(each.carry.spread.items) > 20, each.summary.to_json(), each.violations.to_pylist())
