@@ -101,7 +101,8 @@ VALUES: dict[str, tuple[Made, bytes | None, object]] = {
     "DECIMAL(2,0)": (Made("v", types.NEWDECIMAL, b"\2\0"), b"\x8c", Decimal("12")),
     "DECIMAL(2,2)": (Made("v", types.NEWDECIMAL, b"\2\2"), b"\x8c", Decimal("0.12")),
     "YEAR": (Made("v", types.YEAR), b"\x7c", 2024),
-    "YEAR 0": (Made("v", types.YEAR), b"\0", 1900),
+    "BINARY(4)": (Made("v", types.STRING, b"\xfe\4", BINARY), b"\1a", b"a\0\0\0"),
+    "YEAR 0": (Made("v", types.YEAR), b"\0", 0),
     "BIT(12)": (BIT12, b"\x0a\xf0", "101011110000"),
     "BIT(1)": (Made("v", types.BIT, b"\1\0"), b"\1", "1"),
     "DATE": (Made("v", types.DATE), (2024 << 9 | 2 << 5 | 29).to_bytes(3, "little"), date(2024, 2, 29)),
@@ -125,7 +126,7 @@ VALUES: dict[str, tuple[Made, bytes | None, object]] = {
         Made("v", types.TIMESTAMP2, b"\1"), be(86400, 4) + b"\x32",
         NAIVE("1970-01-02 00:00:00.5"),
     ),
-    "TIMESTAMP zero": (Made("v", types.TIMESTAMP2, b"\0"), be(0, 4), NAIVE("1970-01-01 00:00:00")),
+    "TIMESTAMP zero": (Made("v", types.TIMESTAMP2, b"\0"), be(0, 4), UNREADABLE),
     "TIMESTAMP after 2038": (
         Made("v", types.TIMESTAMP2, b"\0"), be(1 << 31, 4),
         NAIVE("2038-01-19 03:14:08"),
@@ -182,7 +183,7 @@ VALUES: dict[str, tuple[Made, bytes | None, object]] = {
     "SET in hp8": (Made("v", types.SET, b"\xf8\1", HP8, labels=(b"a",)), b"\1", {"a"}),
     "VECTOR": (Made("v", types.VECTOR, b"\4"), b"\4\0\0\0abcd", UNREADABLE),
     "JSON": (Made("v", types.JSON, b"\4"), b"\3\0\0\0\5\7\0", 7),
-    "JSON of no bytes": (Made("v", types.JSON, b"\4"), bytes(4), None),
+    "JSON of no bytes": (Made("v", types.JSON, b"\4"), bytes(4), UNREADABLE),
 }  # fmt: skip
 
 
@@ -597,6 +598,9 @@ def test_a_json_document_is_that_of_the_library(document: Any, is_large: bool) -
     library.map_table(table_map(columns))
     [(_, expected)] = library.read_rows(row_event)
     [change] = read(columns, row_event).changes
+    if document is None:  # which the library does not distinguish from NULL
+        assert change.after == {"v": UNREADABLE}
+        return
     assert change.after == expected == {"v": document}
     assert repr(change.after) == repr(expected)
 
