@@ -202,6 +202,13 @@ class Rule(Enum):
         "a foreign key changes rows of a cached table without logging it, which costs hits and loses nothing",
         "replace ON DELETE/UPDATE CASCADE and SET NULL by statements where it happens often",
     )
+    VERSIONED_BY_TRANSACTION = (
+        "warning",
+        "F26",
+        "a table is system-versioned by transaction id: MariaDB logs its changes as statements, and each write raises"
+        " all tables",
+        "let its period be of two TIMESTAMP(6) columns",
+    )
     ENGINE = (
         "warning",
         "F33",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,15 +16,20 @@ _ENGINES: Final = "SELECT table_name, engine FROM information_schema.tables WHER
 _INDEXES: Final = """SELECT table_name, index_name, column_name FROM information_schema.statistics
   WHERE table_schema = DATABASE() ORDER BY table_name, index_name, seq_in_index"""
 
+_BY_TRANSACTION: Final = """SELECT table_name FROM information_schema.columns
+  WHERE table_schema = DATABASE() AND generation_expression = 'ROW END' AND data_type = 'bigint'"""
+
 TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """``engines``: by table. ``indexes``: of each table the columns of each of its indexes, in their order."""
+    """``engines``: by table. ``indexes``: of each table the columns of each of its indexes, in their order.
+    ``by_transaction``: those that are system-versioned by transaction id."""
 
     engines: Mapping[str, str]
     indexes: Mapping[str, Collection[tuple[str, ...]]]
+    by_transaction: Sequence[str]
 
     @classmethod
     def look(cls, connection: Connection) -> TableFacts:
@@ -36,13 +41,20 @@ class TableFacts:
         for (table, _), names in columns.items():
             indexes.setdefault(table, []).append(tuple(names))
         engines = {str(table): str(engine) for table, engine in read_rows(connection, _ENGINES)}
-        return cls(engines, indexes)
+        return cls(
+            engines, indexes, sorted(str(table) for (table,) in read_rows(connection, _BY_TRANSACTION))
+        )
 
 
 def check_tables(
     server: ServerFacts, objects: Iterable[ObjectConfig], tables: TableFacts
 ) -> Iterator[CheckFinding]:
     """``objects``: those of the server's keyspace, whose tables and columns are there."""
+    for table in tables.by_transaction:
+        yield server.find(
+            Rule.VERSIONED_BY_TRANSACTION,
+            f"table {table} is system-versioned by transaction id, and each write to it raises all tables",
+        )
     told = set()
     for entry in objects:
         wanted = dict(entry.members) if entry.table is None else {entry.table: entry.key}
