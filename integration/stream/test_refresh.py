@@ -388,9 +388,9 @@ def take_by_key(line: UpdateLine, rows: dict[tuple[Any, ...], dict[str, Any]]) -
     assert line.key is not None, line
     before, after = from_json_row(line.before), from_json_row(line.after)
     old = None if before is None else tuple(before[name] for name in line.key)
-    former = {} if old is None else rows.pop(old, {})
+    known = {} if old is None else rows.pop(old, {})
     if after is not None:
-        row = {**former, **(before or {}), **after}
+        row = {**known, **(before or {}), **after}
         rows[tuple(row[name] for name in line.key)] = row
 
 

@@ -25,7 +25,7 @@ TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
 @dataclass(frozen=True, slots=True)
 class TableFacts:
     """``engines``: by table. ``indexes``: of each table the columns of each of its indexes, in their order.
-    ``by_transaction``: those that are system-versioned by transaction id."""
+    ``by_transaction``: tables that are system-versioned by transaction id."""
 
     engines: Mapping[str, str]
     indexes: Mapping[str, Collection[tuple[str, ...]]]

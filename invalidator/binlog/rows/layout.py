@@ -28,7 +28,7 @@ _PERIOD: Final = """SELECT t.table_type, c.column_name, c.generation_expression 
   WHERE t.table_schema = DATABASE() AND t.table_name = %s"""
 _VERSIONED: Final = "SYSTEM VERSIONED"
 _UNNAMED: Final = ("row_start", "row_end")
-"""The period's columns where the definition names none: in no information_schema, and in the log."""
+"""The columns of a period without names in the definition: the log has them, and information_schema does not."""
 
 
 class Period(NamedTuple):
@@ -41,7 +41,7 @@ class Period(NamedTuple):
 
 FindPeriod: TypeAlias = Callable[[str, Collection[str], Collection[str]], Period | None]
 """(table, its TIMESTAMP(6) columns in the log, those of the primary key) → the period; None for a table that is not
-system-versioned. Raises `FormatError` where the table has changed so that this cannot be told."""
+system-versioned. Raises `FormatError` if the table has changed since, and may have been."""
 
 
 @dataclass(frozen=True, slots=True)

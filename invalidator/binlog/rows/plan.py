@@ -130,8 +130,8 @@ _ENDLESS: Final = frozenset(
 
 
 def _show_present(changes: Iterable[RowChange], period: Period) -> Iterator[RowChange]:
-    """The changes of the rows that are there. A row that becomes one of the past is deleted. Raises KeyError where an
-    image does not tell."""
+    """The changes of the rows that are there. A row that becomes one of the past is deleted. Raises KeyError if an
+    image lacks the end."""
     for change in changes:
         before, after = change.before, change.after
         if before is not None and before[period.end] not in _ENDLESS:
