@@ -210,9 +210,10 @@ class Rule(Enum):
         "let its period be of two TIMESTAMP(6) columns",
     )
     ENGINE = (
-        "warning",
-        "F33",
-        "a cached table is of an engine without transactions: a value may be half old and half new",
+        "error",
+        "F25",
+        "a cached table is of an engine without transactions: the server empties or repairs it when it starts, and"
+        " logs that later or never; a value may be half old and half new",
         "ALTER TABLE … ENGINE = InnoDB",
     )
     NO_INDEX = (

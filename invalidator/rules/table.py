@@ -1,4 +1,5 @@
-"""Whether the tables of cached objects suit them: their engine, and indexes that find the rows of a key."""
+"""Whether the tables of cached objects suit them: indexes that find the rows of a key, and a period that is logged
+as rows."""
 
 from __future__ import annotations
 
@@ -12,22 +13,18 @@ from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
 
-_ENGINES: Final = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
 _INDEXES: Final = """SELECT table_name, index_name, column_name FROM information_schema.statistics
   WHERE table_schema = DATABASE() ORDER BY table_name, index_name, seq_in_index"""
 
 _BY_TRANSACTION: Final = """SELECT table_name FROM information_schema.columns
   WHERE table_schema = DATABASE() AND generation_expression = 'ROW END' AND data_type = 'bigint'"""
 
-TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
-
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """``engines``: by table. ``indexes``: of each table the columns of each of its indexes, in their order.
+    """``indexes``: of each table the columns of each of its indexes, in their order.
     ``by_transaction``: tables that are system-versioned by transaction id."""
 
-    engines: Mapping[str, str]
     indexes: Mapping[str, Collection[tuple[str, ...]]]
     by_transaction: Sequence[str]
 
@@ -40,10 +37,7 @@ class TableFacts:
         indexes: dict[str, list[tuple[str, ...]]] = {}
         for (table, _), names in columns.items():
             indexes.setdefault(table, []).append(tuple(names))
-        engines = {str(table): str(engine) for table, engine in read_rows(connection, _ENGINES)}
-        return cls(
-            engines, indexes, sorted(str(table) for (table,) in read_rows(connection, _BY_TRANSACTION))
-        )
+        return cls(indexes, sorted(str(table) for (table,) in read_rows(connection, _BY_TRANSACTION)))
 
 
 def check_tables(
@@ -55,15 +49,9 @@ def check_tables(
             Rule.VERSIONED_BY_TRANSACTION,
             f"table {table} is system-versioned by transaction id, and each write to it raises all tables",
         )
-    told = set()
     for entry in objects:
         wanted = dict(entry.members) if entry.table is None else {entry.table: entry.key}
         for table, columns in wanted.items():
-            engine = tables.engines.get(table, "")
-            if engine and engine.lower() not in TRANSACTIONAL and table not in told:
-                told.add(table)
-                statement = f"ALTER TABLE `{table}` ENGINE = InnoDB"
-                yield server.find(Rule.ENGINE, f"table {table} is of engine {engine}", statement, statement)
             if columns and not _is_indexed(columns, tables.indexes.get(table, ())):
                 names = ", ".join(f"`{column}`" for column in columns)
                 statement = f"CREATE INDEX `{entry.name}_key` ON `{table}` ({names})"
