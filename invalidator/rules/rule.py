@@ -216,6 +216,12 @@ class Rule(Enum):
         " logs that later or never; a value may be half old and half new",
         "ALTER TABLE … ENGINE = InnoDB",
     )
+    NOT_DECODED = (
+        "error",
+        CAVEAT,
+        "a cached row has a column whose type the driver does not decode: each read of the row raises an error",
+        "make the column INVISIBLE, or keep it in a table of its own",
+    )
     NO_INDEX = (
         "warning",
         CAVEAT,

@@ -19,14 +19,20 @@ _INDEXES: Final = """SELECT table_name, index_name, column_name FROM information
 _BY_TRANSACTION: Final = """SELECT table_name FROM information_schema.columns
   WHERE table_schema = DATABASE() AND generation_expression = 'ROW END' AND data_type = 'bigint'"""
 
+_NOT_DECODED: Final = """SELECT table_name, column_name, data_type FROM information_schema.columns
+  WHERE table_schema = DATABASE() AND data_type = 'vector' AND extra NOT LIKE '%INVISIBLE%'"""
+"""MySQL sends them with a type of their own, MariaDB as bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
     """``indexes``: of each table the columns of each of its indexes, in their order.
-    ``by_transaction``: tables that are system-versioned by transaction id."""
+    ``by_transaction``: tables that are system-versioned by transaction id. ``not_decoded``: of MySQL, columns of a
+    SELECT * that the driver does not decode, by table, with their types."""
 
     indexes: Mapping[str, Collection[tuple[str, ...]]]
     by_transaction: Sequence[str]
+    not_decoded: Mapping[str, Sequence[str]]
 
     @classmethod
     def look(cls, connection: Connection) -> TableFacts:
@@ -37,7 +43,11 @@ class TableFacts:
         indexes: dict[str, list[tuple[str, ...]]] = {}
         for (table, _), names in columns.items():
             indexes.setdefault(table, []).append(tuple(names))
-        return cls(indexes, sorted(str(table) for (table,) in read_rows(connection, _BY_TRANSACTION)))
+        by_transaction = sorted(str(table) for (table,) in read_rows(connection, _BY_TRANSACTION))
+        not_decoded: dict[str, list[str]] = {}
+        for table, column, kind in read_rows(connection, _NOT_DECODED):
+            not_decoded.setdefault(str(table), []).append(f"{column} ({str(kind).upper()})")
+        return cls(indexes, by_transaction, not_decoded)
 
 
 def check_tables(
@@ -50,6 +60,13 @@ def check_tables(
             f"table {table} is system-versioned by transaction id, and each write to it raises all tables",
         )
     for entry in objects:
+        not_decoded = tables.not_decoded.get(entry.table or "", ())
+        if not_decoded and server.flavor == "mysql":
+            yield server.find(
+                Rule.NOT_DECODED,
+                f"the driver does not decode {', '.join(not_decoded)} of table {entry.table}: each read of"
+                f" {entry.name} raises an error",
+            )
         wanted = dict(entry.members) if entry.table is None else {entry.table: entry.key}
         for table, columns in wanted.items():
             if columns and not _is_indexed(columns, tables.indexes.get(table, ())):
