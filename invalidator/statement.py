@@ -2,13 +2,13 @@
 
 It errs on one side only: a statement that it does not recognise, or that could reach a table through a view, a
 trigger or a routine, changes all tables. Raising a table too often costs hits; once too rarely poisons the cache
-(F21, F22, F26). It is no SQL parser: names are found as substrings. Called by ``invalidator.binlog.transaction``.
+(F21, F22, F26). A name is found anywhere in the text, whole. Called by ``invalidator.binlog.transaction``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -16,7 +16,11 @@ _COMMENT = re.compile(r"/\*(?!M?!).*?\*/|#[^\n]*|--(?=[\s\x00-\x1f]|$)[^\n]*", r
 _VERSIONED_OPEN: Final = re.compile(r"/\*M?!")
 _VERSIONED_WHOLE = re.compile(r"/\*M?!\d{0,6}(?=\D)(.*)\*/[\s;]*", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]+")
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_$]+")
+_OTHER_LETTERS: Final = re.compile(r"[^\x00-\x7f]|[@\[\\\]^{|}~]|``")
+"""Bytes that may be letters beyond ASCII in the character set of the session, which is not read: the decoder puts
+a backslash before a byte that is not UTF-8, and the signs are letters in swe7."""
+
 _IDENTIFIER: Final = r"(`(?:[^`]|``)+`|[\w$]+)"
 _NAME: Final = re.compile(rf"\s*(?:{_IDENTIFIER}\s*\.\s*)?{_IDENTIFIER}")
 _DEFINES_TABLES: Final = re.compile(
@@ -134,17 +138,17 @@ def _tables_defined_by(
     tables: Set[str],
     has_versioned: bool,
 ) -> frozenset[str]:
-    folded = sql.casefold()
+    is_named = _make_search(sql, has_versioned=has_versioned)
     if words[0] == "CREATE" and (has_versioned or _creates_table(words)) and {"SELECT", "WITH"} & set(words):
         # With row format the rows of CREATE … SELECT come as row events and the SELECT is not in the log. Here it
         # ran as a statement, and a function in it can have written to any table.
         return frozenset(tables)
-    names_database = database.casefold() in folded or not _PLAIN_NAME.fullmatch(database)
+    names_database = is_named(database)
     if names_database and {"DATABASE", "SCHEMA"} & set(words[1:6]):
         return frozenset(tables)
     if not names_database and default_database.casefold() != database.casefold():
         return frozenset()
-    found = {table for table in tables if not _PLAIN_NAME.fullmatch(table) or table.casefold() in folded}
+    found = {table for table in tables if is_named(table)}
     # Where patterns name the tables, one that is there no longer is known by the statement alone.
     named = {
         name
@@ -152,6 +156,27 @@ def _tables_defined_by(
         if (of or default_database).casefold() == database.casefold() and name in tables
     }
     return frozenset(found | named)
+
+
+def _make_search(sql: str, *, has_versioned: bool) -> Callable[[str], bool]:
+    """Whether the text may have a name, in quotes or not. Behind the number of a versioned comment a name has no
+    begin."""
+    folded = sql.casefold()
+    words = frozenset(_PLAIN_NAME.findall(folded))
+    has_other_letters = _OTHER_LETTERS.search(sql) is not None
+
+    def is_named(name: str) -> bool:
+        if not name.isascii():
+            return has_other_letters
+        name = name.casefold()
+        if _PLAIN_NAME.fullmatch(name) and not has_versioned:
+            return name in words
+        # Some character sets spell its other signs in several ways
+        return not sql.isascii() or any(
+            each in folded for each in (name, name.replace("`", "``"), name.replace('"', '""'))
+        )
+
+    return is_named
 
 
 def _names_in(sql: str) -> list[tuple[str, str]]:

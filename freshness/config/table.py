@@ -20,6 +20,10 @@ Read = TypeVar("Read")
 NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
+IDENTIFIER_EXPECTED = (
+    "a name of 1 to 64 characters, without its database, and without dots, backticks, slashes, backslashes and"
+    " control characters: rename such a table or column"
+)
 _SHOWN_CHARACTERS_MAX = 60
 _GONE = {
     "cache.tombstone_ttl_seconds": "there are no tombstones any more; delete the line (see cache.stripes)",
@@ -133,7 +137,7 @@ class Table:
 
     def check_identifier(self, key: str, text: str) -> None:
         """Check the name of a table or column of the database."""
-        self.check_text(key, text, _IDENTIFIER, "a name of 1 to 64 characters, without its database")
+        self.check_text(key, text, _IDENTIFIER, IDENTIFIER_EXPECTED)
 
     def _convert(self, value: object, item: Field[Any], hint: Any) -> Any:
         """The value as the type that the setting has, or None after a report."""

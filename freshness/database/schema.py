@@ -44,7 +44,7 @@ _REFUSED: Final[dict[str, str]] = {
 }
 _REFUSED_CHARSETS: Final = frozenset(("binary", "ucs2", "utf16", "utf16le", "utf32"))
 _COLUMNS = """SELECT column_name, data_type, character_set_name, collation_name, character_octet_length,
-  COALESCE(numeric_scale, datetime_precision), extra
+  COALESCE(numeric_scale, datetime_precision), generation_expression, extra
   FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s"""
 _PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistics
   WHERE table_schema = DATABASE() AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
@@ -78,13 +78,13 @@ def key_columns(
     if names:
         found = tuple(_get_column(columns, database, table, name) for name in names)
         if is_unique:
-            _require_unique(connection, database, table, names)
+            _require_unique(connection, columns, database, table, names)
         if is_unique or ordered_by:
             _require_visible(columns, database, table, names)
         for name in ordered_by:
             _require_column(columns, database, table, name)
         return found
-    parts = read_rows(connection, _PRIMARY_KEY, (table,))
+    parts = [part for part in read_rows(connection, _PRIMARY_KEY, (table,)) if not _is_end(columns, part[0])]
     if not parts:
         raise ConfigError(
             f"table {database}.{table} has no primary key",
@@ -112,14 +112,23 @@ def _require_visible(
             )
 
 
+def _is_end(columns: Mapping[str, tuple[Any, ...]], name: object) -> bool:
+    """Whether the column is the end of the rows of a system-versioned table. The server adds it to each unique index;
+    it is one for all rows that a SELECT shows."""
+    return name in columns and columns[str(name)][-2] == "ROW END"
+
+
 def _require_unique(
     connection: Connection,
+    columns: Mapping[str, tuple[Any, ...]],
     database: str,
     table: str,
     names: tuple[str, ...],
 ) -> None:
     indexes: dict[str, list[str]] = {}
     for index, column, prefix in read_rows(connection, _UNIQUE_KEYS, (table,)):
+        if _is_end(columns, column):
+            continue
         # No column of that name: an index over a part of one, or over an expression.
         indexes.setdefault(str(index), []).append(
             f"{column or 'an expression'}{f'({prefix})' if prefix else ''}"
@@ -186,7 +195,7 @@ def _require_column(
 
 def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, name: str) -> KeyColumn:
     row = _require_column(columns, database, table, name)
-    _, data_type, charset, collation, octets, scale, _ = row
+    _, data_type, charset, collation, octets, scale, _, _ = row
     data_type = str(data_type).lower()
     kind = _KINDS.get(data_type)
     if kind is None:

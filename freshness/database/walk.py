@@ -19,7 +19,7 @@ from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
 
 _COLUMNS: Final = """SELECT column_name, data_type, column_type, numeric_precision, numeric_scale,
-  character_octet_length, character_set_name, extra FROM information_schema.columns
+  character_octet_length, character_set_name, extra, generation_expression FROM information_schema.columns
   WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position"""
 _KEY: Final = """SELECT column_name FROM information_schema.key_column_usage
   WHERE table_schema = DATABASE() AND table_name = %s AND constraint_name = 'PRIMARY' ORDER BY ordinal_position"""
@@ -53,7 +53,9 @@ def read_walked_table(connection: Connection, name: str) -> WalkedTable | None:
     """The columns and the key of a table now; None if there is no such table. Raises `ConfigError` for a table
     without a primary key. Errors of pymysql come out as they are."""
     rows = read_rows(connection, _COLUMNS, (name,))
-    key = tuple(str(column) for (column,) in read_rows(connection, _KEY, (name,)))
+    # Where MariaDB keeps a table's past, the key has the end of each row: in the same for all rows that are there.
+    told = {str(row[0]) for row in rows if row[-1] != "ROW END"}
+    key = tuple(str(column) for (column,) in read_rows(connection, _KEY, (name,)) if column in told)
     if not rows:
         return None
     if not key:
@@ -69,7 +71,7 @@ def read_walked_table(connection: Connection, name: str) -> WalkedTable | None:
             str(charset or ""),
             "VIRTUAL" in str(extra).upper(),
         )
-        for column, kind, whole_type, precision, scale, octets, charset, extra in rows
+        for column, kind, whole_type, precision, scale, octets, charset, extra, _ in rows
     )
     return WalkedTable(name, columns, key)
 

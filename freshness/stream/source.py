@@ -30,28 +30,26 @@ class Unreadable(Enum):
 
 
 UNREADABLE: Final = Unreadable.UNREADABLE
-"""A value of a row that the log has and that cannot be decoded exactly (a zero date, a partial JSON update, an ENUM
-label in an unknown character set). It is not NULL. A key is never built from it: the table is raised instead."""
+"""A value of a row that the log has and that cannot be decoded exactly (a zero date, a JSON null, a partial JSON
+update, an ENUM label in an unknown character set). It is not NULL. A key is never built from it: the table is raised
+instead."""
 
 
 class Shape(NamedTuple):
     """The difference between a column's value in the log and the value that a client reads.
 
     ``rule``: the conversion in ``invalidator.binlog.rows.image``. ``labels``: labels of a SET, in their order.
-    ``length``: length of a BINARY in bytes, else 0.
     """
 
-    rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "timestamp", "year", "untold"]
+    rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "timestamp", "untold"]
     labels: tuple[str, ...] = ()
-    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
     """One changed row. Columns that the log does not hold (row image MINIMAL, NOBLOB) are absent.
 
-    ``before`` is None for an insert and a refresh, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A
-    value of BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
+    ``before`` is None for an insert and a refresh, ``after`` for a delete. TIMESTAMP values are naive and in UTC.
     ``shapes``: shapes of all columns of the table, present or not; None if the source does not know them.
     ``schema``: schema of the table when the row was changed; None if the source does not report it.
     """

@@ -195,7 +195,7 @@ def test_all_kinds_of_values_arrive(server: DatabaseServer) -> None:
         "latin": "é",
         "wide": "€",
         "big": "€",
-        "bin": b"\x01\x02",
+        "bin": b"\x01\x02\0\0",
         "blobs": b"\xff\x00",
         "color": "grün",
         "plain": "y",

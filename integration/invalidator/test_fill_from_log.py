@@ -145,6 +145,36 @@ def test_rows_of_hot_keys_only_go_forward_while_invalidators_die(pair: Pair, tmp
         system.assert_none_stale(cache, "customer", KEYS)
 
 
+NAMED_PERIOD = (
+    ", a TIMESTAMP(6) GENERATED ALWAYS AS ROW START, b TIMESTAMP(6) GENERATED ALWAYS AS ROW END,"
+    " PERIOD FOR SYSTEM_TIME(a, b)"
+)
+
+
+@pytest.mark.parametrize("flavor", ["mariadb"])
+@pytest.mark.parametrize("period", ["", NAMED_PERIOD], ids=["hidden", "named"])
+def test_a_system_versioned_row_is_never_one_of_the_past(pair: Pair, tmp_path: Path, period: str) -> None:
+    """Its past is in the log, behind each change and with the same id."""
+    table = f"CREATE TABLE gauges (id INT PRIMARY KEY, v INT, UNIQUE KEY (v){period}) WITH SYSTEM VERSIONING"
+    pair.primary.execute(table, database="shop")
+    gauge = '[objects.gauge]\ntable = "gauges"\nfill_from_log = true\n'
+    by_v = '[objects.by_v]\ntable = "gauges"\nkey = ["v"]\n'
+    with running_system(pair, tmp_path, objects=gauge + by_v) as system:
+        system.execute("INSERT INTO gauges (id, v) VALUES (1, 1), (2, 2)")
+        system.settle()
+        with closing(system.open_cache()) as cache:
+            wait_for_hits(cache, "gauge", [1, 2], system.describe)
+            system.execute("UPDATE gauges SET v = 7 WHERE id = 1")
+            system.execute("DELETE FROM gauges WHERE id = 2")
+            system.wait_covered()
+            for key, v in ((1, 7), (2, None)):
+                explanation = cache.get("gauge", key, explain=True)
+                assert explanation.outcome is ReadOutcome.HIT
+                assert (explanation.value and explanation.value["v"]) == v
+            assert cache.get("by_v", 7)["id"] == 1
+            assert cache.get("by_v", 1) is None
+
+
 @pytest.mark.parametrize("flavor", ["mysql"])
 def test_what_the_log_does_not_tell_is_removed_as_ever(pair: Pair, tmp_path: Path) -> None:
     """A FLOAT of more digits than a client reads, and a session that logs less than whole rows."""

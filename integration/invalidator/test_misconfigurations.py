@@ -267,6 +267,36 @@ def a_cascade(system: System) -> Iterator[Mapping[str, Any]]:
     yield {"objects": CUSTOMER.replace("customers", "child")}
 
 
+@case(Rule.VERSIONED_BY_TRANSACTION, flavors=MARIADB)
+def a_past_by_transaction_ids(system: System) -> Iterator[Mapping[str, Any]]:
+    kind = "BIGINT UNSIGNED GENERATED ALWAYS AS ROW"
+    columns = f"id INT PRIMARY KEY, a {kind} START, b {kind} END, PERIOD FOR SYSTEM_TIME(a, b)"
+    system.primary.execute(f"CREATE TABLE past ({columns}) WITH SYSTEM VERSIONING", database="shop")
+    system.pair.wait_caught_up()
+    try:
+        yield {}
+    finally:
+        system.primary.execute("DROP TABLE past", database="shop")
+        system.pair.wait_caught_up()
+
+
+@case(Rule.NOT_DECODED, flavors=MYSQL)
+def a_type_that_the_driver_does_not_know(system: System) -> Iterator[Mapping[str, Any]]:
+    system.primary.execute("CREATE TABLE points (id INT PRIMARY KEY, v VECTOR(2))", database="shop")
+    system.pair.wait_caught_up()
+    try:
+        system.primary.execute("INSERT INTO points VALUES (1, STRING_TO_VECTOR('[1, 2]'))", database="shop")
+        with pytest.raises(UnicodeDecodeError):
+            system.primary.execute("SELECT * FROM points", database="shop")
+        yield {"objects": CUSTOMER.replace("customers", "points")}
+        system.primary.execute("ALTER TABLE points ALTER COLUMN v SET INVISIBLE", database="shop")
+        system.pair.wait_caught_up()
+        assert system.check(objects=CUSTOMER.replace("customers", "points")) == []
+    finally:
+        system.primary.execute("DROP TABLE points", database="shop")
+        system.pair.wait_caught_up()
+
+
 @case(Rule.COMPRESSION, flavors=MYSQL)
 def a_package_that_is_not_installed(system: System) -> Iterator[Mapping[str, Any]]:
     find = importlib.util.find_spec

@@ -21,6 +21,7 @@ from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.rules.finding import CheckFinding, require
 from invalidator.rules.primary import check_database
+from invalidator.rules.rule import Rule
 
 
 def address_of(server: DatabaseServer, user: str = "app") -> ServerAddress:
@@ -253,6 +254,18 @@ def test_a_domain_that_the_log_does_not_have_is_not_demanded(mariadb_pair: Pair)
         with server.connect() as connection:
             everything = executed_position(connection, "mariadb")
         assert str(everything) == f"{position},5-9-77", "nobody knows what its log lacks"
+
+
+@pytest.mark.parametrize("engine", ["MEMORY", "MyISAM", "InnoDB"])
+def test_an_engine_whose_tables_change_at_a_start_is_refused(server: DatabaseServer, engine: str) -> None:
+    """The server empties a table in memory, and repairs one without transactions; the log has it later, or never."""
+    server.execute(f"CREATE TABLE shop.loose (id INT PRIMARY KEY) ENGINE = {engine}")
+    refused = [each for each in check(server, "loose") if each.rule is Rule.ENGINE]
+    assert bool(refused) == (engine != "InnoDB")
+    assert not [each for each in check(server, "other") if each.rule is Rule.ENGINE]
+    if refused:
+        with pytest.raises(SourceUnsuitable, match=f"table loose is of engine {engine}"):
+            require(refused)
 
 
 def test_cascades_that_are_not_logged(server: DatabaseServer) -> None:

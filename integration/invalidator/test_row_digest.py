@@ -85,6 +85,7 @@ TOLD: Final[tuple[tuple[str, str], ...]] = (
     ("ENUM('a','b')", "'b'"),
     ("SET('x','y','z')", "'z,x'"),
     ("SET('x','y','z')", "''"),
+    ("SET('x','','z')", "3"),
     ("GEOMETRY", "ST_GeomFromText('POINT(1 2)')"),
     ("INT", "NULL"),
     ("VARCHAR(20)", "NULL"),
@@ -92,7 +93,7 @@ TOLD: Final[tuple[tuple[str, str], ...]] = (
     ("INT AS (id + 1) STORED", "DEFAULT"),
     ("INT INVISIBLE", "7"),
 )
-TOLD_MYSQL: Final = (("BINARY(16)", "x'01000000000000000000000000000000'"),)
+TOLD_MYSQL: Final = (("BINARY(16)", "x'01000000000000000000000000000000'"), ("JSON", "NULL"))
 TOLD_MARIADB: Final = (
     ("JSON", "'{\"a\": 1}'"),
     ("VARCHAR(20) CHARACTER SET utf8mb3", "'é'"),
@@ -104,7 +105,7 @@ UNTOLD: Final[tuple[tuple[str, str], ...]] = (
     ("DATE", "'0000-00-00'"),
     ("VARCHAR(20) CHARACTER SET cp1251", "'я'"),
 )
-UNTOLD_MYSQL: Final = (("JSON", "'{\"a\": 1}'"), ("JSON", "'null'"), ("JSON", "NULL"))
+UNTOLD_MYSQL: Final = (("JSON", "'{\"a\": 1}'"), ("JSON", "'null'"))
 UNTOLD_MARIADB: Final = (
     ("BINARY(16)", "x'01000000000000000000000000000001'"),
     ("UUID", "'6ccd780c-baba-1026-9564-5b8c656024db'"),

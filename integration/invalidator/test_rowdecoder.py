@@ -25,6 +25,7 @@ from pymysql.cursors import DictCursor
 
 from freshness.database.connection import Connection, connect, executed_position, quote_name
 from freshness.stream.source import UNREADABLE, RowChange, Shape
+from freshness.values.json import from_json, to_json
 from integration.invalidator.test_binlog import address_of
 from integration.invalidator.test_keyreader import (
     CHARSETS,
@@ -45,6 +46,7 @@ from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.compression import PLAIN_KINDS, unpack_rows, unpack_transaction
 from invalidator.binlog.wire.event import FormatDescription, LogEvent
 from invalidator.charset import find_codec
+from invalidator.publish.debezium_value import UNAVAILABLE, to_debezium
 from tests.unit.invalidator.binlog.library import Images, LibraryDecoder
 
 SECONDS: Final = float(os.environ.get("FRESHNESS_ROWS_SECONDS", "20"))
@@ -450,6 +452,109 @@ def _is_wrong_in_library(column: Column | None, value: object, by_library: objec
         )
         or column.sql == "JSON "
     )
+
+
+# -- extremes ---------------------------------------------------------------------------------------------
+
+EXTREMES: Final[Mapping[str, Sequence[str]]] = {
+    "BIGINT UNSIGNED": ("0", "18446744073709551615"),
+    "DECIMAL(65,30)": ("0", "-0.000000000000000000000000000001"),
+    "DOUBLE": ("-1.7976931348623157e308", "0"),
+    "FLOAT": ("0.5", "-16777200"),
+    "BIT(1)": ("b'0'", "b'1'"),
+    "BIT(64)": ("0", "b'1'", "18446744073709551615"),
+    "YEAR": ("0", "1901", "1970", "2155"),
+    "DATE": ("'0001-01-01'", "'9999-12-31'"),
+    "DATETIME": ("'0001-01-01 00:00:00'", "'9999-12-31 23:59:59'"),
+    "DATETIME(6)": ("'0001-01-01 00:00:00.000001'", "'9999-12-31 23:59:59.999999'"),
+    "TIMESTAMP NULL": ("'1970-01-01 00:00:01'", "'2038-01-19 03:14:07'"),
+    "TIMESTAMP(6) NULL": ("'1970-01-01 00:00:01.000001'", "'2038-01-19 03:14:07.999999'"),
+    "TIME": ("'-838:59:59'", "'838:59:59'", "'00:00:00'", "'-00:00:01'"),
+    "TIME(2)": ("'-00:00:00.01'", "'-838:00:00.99'"),
+    "TIME(6)": ("'-00:00:00.000001'", "'-01:00:00.5'", "'838:59:58.999999'"),
+    "CHAR(4)": ("''", "'a '", "' '"),
+    "VARCHAR(4)": ("''", "'a '", "' '"),
+    "BINARY(4)": ("x''", "x'00000000'", "x'00ff'", "x'ff000000'"),
+    "BINARY(5)": ("x''", "x'0000000000'", "x'00ff'", "x'61'"),
+    "VARBINARY(5)": ("x''", "x'0000'", "x'ff0000'"),
+    "BLOB": ("x''", "x'00'"),
+    "ENUM('','a')": ("''", "0", "'a'"),
+    "ENUM('a','b')": ("''", "'b'"),
+    "SET('a','b')": ("''", "'b,a'"),
+    "SET('a','','b')": ("0", "2", "3", "7"),
+}
+"""Literals by type, which a client reads as the log has them."""
+
+EXTREMES_UNREADABLE: Final[Mapping[str, Sequence[str]]] = {
+    "DATE": ("'0000-00-00'", "'2024-00-10'", "'0000-01-01'"),
+    "DATETIME": ("'0000-00-00 00:00:00'", "'2024-01-00 00:00:00'"),
+    "DATETIME(6)": ("'0000-00-00 00:00:00'",),
+    "TIMESTAMP NULL": ("0",),
+    "TIMESTAMP(6) NULL": ("0",),
+}
+"""Literals that Python does not have."""
+
+JSON_EXTREMES: Final[Mapping[str, Sequence[str]]] = {
+    "JSON": ("'{}'", "'[]'", "'\"\"'", "'[null]'", "'18446744073709551615'", "'-0.0'", "'true'"),
+}
+JSON_UNREADABLE: Final[Mapping[str, Sequence[str]]] = {"JSON": ("'null'",)}
+
+
+def as_selected(value: Any, column: Column) -> object:
+    """The value of SELECT, of what the stream has."""
+    if column.sql.startswith("BIT"):
+        return int(value, 2).to_bytes((len(value) + 7) // 8, "big")
+    if column.sql.startswith("SET"):
+        labels = [label.strip("'") for label in column.sql[len("SET(") : -1].split(",")]
+        return ",".join(label for label in labels if label in value)
+    return value
+
+
+def test_extremes_of_each_type_are_what_a_select_shows(pair: Pair, flavor: Flavor) -> None:
+    """In the stream and its lines, or `UNREADABLE`; in Kafka what both rows make."""
+    is_mysql = flavor == "mysql"
+    tables = [
+        (sql, literal, is_told)
+        for cases, is_told in (
+            (EXTREMES, True),
+            (JSON_EXTREMES, is_mysql),
+            (EXTREMES_UNREADABLE, False),
+            (JSON_UNREADABLE, False),
+        )
+        for sql, literals in cases.items()
+        for literal in (*literals, "NULL")
+        if is_mysql or sql != "JSON"
+    ]
+    wrong: list[object] = []
+    with connect(address_of(pair.primary), read_timeout_seconds=60.0) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
+        for sql, literal, is_told in tables:
+            column, expects_value = Column("v", sql, False, str), is_told or literal == "NULL"
+            create = f"CREATE TABLE goods (rid INT PRIMARY KEY, v {sql})"
+            with connection.cursor() as cursor:
+                cursor.execute("DROP TABLE IF EXISTS goods")
+                cursor.execute(create)
+                start = executed_position(connection, flavor)
+                cursor.execute(f"INSERT INTO goods VALUES (1, {literal})")
+                cursor.execute("SELECT v FROM goods")
+                [(shown,)] = cursor.fetchall()
+            [rows] = decode(flavor, read_log(pair.primary, start)).rows
+            [change] = rows.changes
+            assert change.after is not None
+            assert change.shapes is not None
+            value = from_json(json.loads(json.dumps(to_json(change.after["v"]))))
+            if not expects_value:
+                is_right = value is UNREADABLE
+            elif sql == "JSON" and shown is not None:
+                is_right = is_same_json(value, json.loads(shown))
+            else:
+                is_right = value == shown if value is None else as_selected(value, column) == shown
+            in_kafka = to_debezium(value, change.shapes["v"])
+            is_right = is_right and (in_kafka == UNAVAILABLE) == (not expects_value)
+            if not is_right:
+                wrong.append((sql, literal, shown, value, in_kafka))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("flavor", ["mariadb"], indirect=True)

@@ -35,6 +35,7 @@ from freshness.stream.source import Transaction, keyed_transaction
 from invalidator.binlog.decoder import EventDecoder, RowReader, verify
 from invalidator.binlog.keys.reader import KeyedTable, KeyReader
 from invalidator.binlog.rows.decoder import RowDecoder
+from invalidator.binlog.rows.layout import FindPeriod
 from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START
@@ -329,6 +330,7 @@ def make_decoder(
     rows_max: int = TRANSACTION_ROWS_MAX,
     piece_rows: int | None = None,
     definitions: Mapping[str, ObjectDefinition] | None = None,
+    find_period: FindPeriod = lambda *_: None,
 ) -> EventDecoder | FastTrack:
     """The decoder of a source. ``definitions``: the objects whose cache items are asked for instead of rows
     (`Transaction.items`); without them it makes rows. The rest: see `EventDecoder`."""
@@ -340,7 +342,7 @@ def make_decoder(
         )
 
     if definitions is None:
-        return make_general(RowDecoder(flavor, database, subscription.tables, heartbeats))
+        return make_general(RowDecoder(flavor, database, subscription.tables, heartbeats, find_period))
     keys = KeyReader(flavor, database, subscription.tables, heartbeats, definitions)
     items_max = rows_max if piece_rows is None else min(piece_rows - 1, rows_max)
     return FastTrack(make_general(keys), keys, items_max, subscription.skips)

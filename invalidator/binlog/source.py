@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 import pymysql
@@ -28,6 +29,7 @@ from freshness.stream.source import Transaction
 from invalidator.binlog.decoder import EventDecoder
 from invalidator.binlog.dump import force_close, request_stream, shut_down
 from invalidator.binlog.fasttrack import FastTrack, make_decoder
+from invalidator.binlog.rows.layout import read_period
 from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire.packets import PacketReader
 from invalidator.mailbox import QUEUE_BOUNDS, TRANSACTION_ROWS_MAX, Mailbox, QueueBounds, measure
@@ -109,6 +111,7 @@ class BinlogSource:
             rows_max=TRANSACTION_ROWS_MAX,
             piece_rows=intake.piece_rows,
             definitions=definitions,
+            find_period=partial(read_period, address),
         )
         self._reader: _Reader | None = None
 

@@ -320,7 +320,7 @@ class TransactionAssembler:
         elif rows.items is not None:
             group.items += rows.items
             group.tables_of_items.add(table)
-        elif not rows.changes:
+        elif not rows.changes and not rows.is_past:
             group.raise_tables({table}, f"a row event of {table} without rows")
         else:
             group.changes.extend(rows.changes)

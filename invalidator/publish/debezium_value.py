@@ -23,9 +23,6 @@ UNAVAILABLE: Final = "__debezium_unavailable_value"
 """Debezium's own word for a value that the log does not tell. It is not null: a null would be a wrong value."""
 
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00")
-_FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
-"""Before it the log has the zero date alone."""
-
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SRID_BYTES: Final = 4
 _UNKNOWN: Final = Shape("same")
@@ -55,14 +52,12 @@ def to_debezium(value: Any, shape: Shape) -> Any:
             return _base64(int(value, 2).to_bytes((len(value) + 7) // 8, "little"))
         case "set":
             return ",".join(label for label in shape.labels if label in value)
-        case "year":
-            return 0 if value == 1900 else value
         case "timestamp":
-            return f"{value.isoformat()}Z" if value >= _FIRST_TIMESTAMP else UNAVAILABLE
+            return f"{value.isoformat()}Z"
         case "ascii":
             return value if isinstance(value, str) and value.isascii() else UNAVAILABLE
         case "binary":
-            return _base64(value.ljust(shape.length, b"\0"))
+            return _base64(value)
         case "untold":
             return _base64(value) if isinstance(value, bytes) else _to_document(value)
     return _by_type(value)

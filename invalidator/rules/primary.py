@@ -35,6 +35,13 @@ _CASCADES: Final = """SELECT table_name, referenced_table_name FROM information_
      OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
 
 
+_ENGINES: Final = """SELECT table_name, engine FROM information_schema.tables
+  WHERE table_schema = %s AND engine IS NOT NULL ORDER BY table_name"""
+
+TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
+"""Engines whose tables have the same rows after a start of the server as before it, but for what is logged."""
+
+
 def check_database(
     connection: Connection, address: ServerAddress, flavor: str, tables: Collection[str] = ()
 ) -> list[CheckFinding]:
@@ -43,6 +50,7 @@ def check_database(
     found = check_server(server)
     if not any(each.rule in (Rule.FLAVOR, Rule.OLD_SERVER) for each in found):
         found += _check_cascades(server, connection, tables)
+        found += _check_engines(server, connection, tables)
     return by_severity(found)
 
 
@@ -258,3 +266,12 @@ def _check_cascades(
             f"a foreign key changes {child} without logging it, when {name_parents(causes, database)} changes",
             f"{remedy}; each such change raises the table floor of {child}: costs hits, loses nothing",
         )
+
+
+def _check_engines(
+    server: ServerFacts, connection: Connection, tables: Collection[str]
+) -> Iterator[CheckFinding]:
+    for table, engine in read_rows(connection, _ENGINES, (server.address.database,)):
+        if table in tables and str(engine).lower() not in TRANSACTIONAL:
+            statement = f"ALTER TABLE `{table}` ENGINE = InnoDB"
+            yield server.find(Rule.ENGINE, f"table {table} is of engine {engine}", statement, statement)

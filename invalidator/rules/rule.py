@@ -202,11 +202,25 @@ class Rule(Enum):
         "a foreign key changes rows of a cached table without logging it, which costs hits and loses nothing",
         "replace ON DELETE/UPDATE CASCADE and SET NULL by statements where it happens often",
     )
-    ENGINE = (
+    VERSIONED_BY_TRANSACTION = (
         "warning",
-        "F33",
-        "a cached table is of an engine without transactions: a value may be half old and half new",
+        "F26",
+        "a table is system-versioned by transaction id: MariaDB logs its changes as statements, and each write raises"
+        " all tables",
+        "let its period be of two TIMESTAMP(6) columns",
+    )
+    ENGINE = (
+        "error",
+        "F25",
+        "a cached table is of an engine without transactions: the server empties or repairs it when it starts, and"
+        " logs that later or never; a value may be half old and half new",
         "ALTER TABLE … ENGINE = InnoDB",
+    )
+    NOT_DECODED = (
+        "error",
+        CAVEAT,
+        "a cached row has a column whose type the driver does not decode: each read of the row raises an error",
+        "make the column INVISIBLE, or keep it in a table of its own",
     )
     NO_INDEX = (
         "warning",

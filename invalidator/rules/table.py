@@ -1,8 +1,9 @@
-"""Whether the tables of cached objects suit them: their engine, and indexes that find the rows of a key."""
+"""Whether the tables of cached objects suit them: indexes that find the rows of a key, and a period that is logged
+as rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,19 +13,26 @@ from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
 
-_ENGINES: Final = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
 _INDEXES: Final = """SELECT table_name, index_name, column_name FROM information_schema.statistics
   WHERE table_schema = DATABASE() ORDER BY table_name, index_name, seq_in_index"""
 
-TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
+_BY_TRANSACTION: Final = """SELECT table_name FROM information_schema.columns
+  WHERE table_schema = DATABASE() AND generation_expression = 'ROW END' AND data_type = 'bigint'"""
+
+_NOT_DECODED: Final = """SELECT table_name, column_name, data_type FROM information_schema.columns
+  WHERE table_schema = DATABASE() AND data_type = 'vector' AND extra NOT LIKE '%INVISIBLE%'"""
+"""MySQL sends them with a type of their own, MariaDB as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """``engines``: by table. ``indexes``: of each table the columns of each of its indexes, in their order."""
+    """``indexes``: of each table the columns of each of its indexes, in their order.
+    ``by_transaction``: tables that are system-versioned by transaction id. ``not_decoded``: of MySQL, columns of a
+    SELECT * that the driver does not decode, by table, with their types."""
 
-    engines: Mapping[str, str]
     indexes: Mapping[str, Collection[tuple[str, ...]]]
+    by_transaction: Sequence[str]
+    not_decoded: Mapping[str, Sequence[str]]
 
     @classmethod
     def look(cls, connection: Connection) -> TableFacts:
@@ -35,23 +43,32 @@ class TableFacts:
         indexes: dict[str, list[tuple[str, ...]]] = {}
         for (table, _), names in columns.items():
             indexes.setdefault(table, []).append(tuple(names))
-        engines = {str(table): str(engine) for table, engine in read_rows(connection, _ENGINES)}
-        return cls(engines, indexes)
+        by_transaction = sorted(str(table) for (table,) in read_rows(connection, _BY_TRANSACTION))
+        not_decoded: dict[str, list[str]] = {}
+        for table, column, kind in read_rows(connection, _NOT_DECODED):
+            not_decoded.setdefault(str(table), []).append(f"{column} ({str(kind).upper()})")
+        return cls(indexes, by_transaction, not_decoded)
 
 
 def check_tables(
     server: ServerFacts, objects: Iterable[ObjectConfig], tables: TableFacts
 ) -> Iterator[CheckFinding]:
     """``objects``: those of the server's keyspace, whose tables and columns are there."""
-    told = set()
+    for table in tables.by_transaction:
+        yield server.find(
+            Rule.VERSIONED_BY_TRANSACTION,
+            f"table {table} is system-versioned by transaction id, and each write to it raises all tables",
+        )
     for entry in objects:
+        not_decoded = tables.not_decoded.get(entry.table or "", ())
+        if not_decoded and server.flavor == "mysql":
+            yield server.find(
+                Rule.NOT_DECODED,
+                f"the driver does not decode {', '.join(not_decoded)} of table {entry.table}: each read of"
+                f" {entry.name} raises an error",
+            )
         wanted = dict(entry.members) if entry.table is None else {entry.table: entry.key}
         for table, columns in wanted.items():
-            engine = tables.engines.get(table, "")
-            if engine and engine.lower() not in TRANSACTIONAL and table not in told:
-                told.add(table)
-                statement = f"ALTER TABLE `{table}` ENGINE = InnoDB"
-                yield server.find(Rule.ENGINE, f"table {table} is of engine {engine}", statement, statement)
             if columns and not _is_indexed(columns, tables.indexes.get(table, ())):
                 names = ", ".join(f"`{column}`" for column in columns)
                 statement = f"CREATE INDEX `{entry.name}_key` ON `{table}` ({names})"

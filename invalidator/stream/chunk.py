@@ -8,10 +8,11 @@ Takes no lock and writes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -45,9 +46,7 @@ _ORDERED: Final = _INTEGERS | _TEXTS | _BYTES | {"decimal", "date", "datetime", 
 """Types of a key whose order is that of comparisons. An ENUM is ordered by number and compared by label; a FLOAT does
 not equal its own text; a YEAR of 0 is compared as 2000."""
 
-_ZERO_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01")
-_ZERO_YEAR: Final = 1900
-"""As the log has them."""
+_EMPTY_LABEL: Final = re.compile("[(,]''[,)]")
 
 _SAME: Final[Convert] = lambda value: value  # noqa: E731
 
@@ -112,30 +111,23 @@ def make_log_table(walked: WalkedTable) -> LogTable:
 def _find_form(column: WalkedColumn) -> tuple[str, Convert]:
     """The expression to select, and what the log makes of its value."""
     name, kind = quote_name(column.name), column.kind
-    if kind in _INTEGERS or kind in _GEOMETRIES or kind in ("decimal", "double", "time"):
+    if kind in _INTEGERS or kind in _GEOMETRIES or kind in ("decimal", "double", "time", "year"):
         return name, _SAME
     if _is_raw(column):
         return f"CAST({name} AS BINARY)", _SAME
     if kind in _TEXTS or kind == "enum":
         return name, _SAME if _is_exact(column) else _to_ascii
     if kind == "set":
-        return name, partial(_to_set, is_told=_is_exact(column))
-    if kind == "binary":
-        return name, lambda value: value.rstrip(b"\0")
+        has_empty_label = _EMPTY_LABEL.search(column.whole_type) is not None
+        return name, partial(_to_set, is_exact=_is_exact(column), has_empty_label=has_empty_label)
     if kind in _BYTES:
         return name, _SAME
     if kind == "float":
         return f"{name} * 1e0", _SAME  # its own text has six digits
     if kind == "bit":
         return name, lambda value: f"{int.from_bytes(value, 'big'):0{column.precision}b}"
-    if kind == "year":
-        return name, lambda value: value or _ZERO_YEAR
-    if kind == "date":
+    if kind in ("date", "datetime", "timestamp"):
         return name, lambda value: value if isinstance(value, date) else UNREADABLE
-    if kind == "datetime":
-        return name, lambda value: value if isinstance(value, datetime) else UNREADABLE
-    if kind == "timestamp":
-        return name, lambda value: value if isinstance(value, datetime) else _ZERO_TIMESTAMP
     # JSON, UUID, INET6, VECTOR and what is new: only whether it is NULL
     return f"IF({name} IS NULL, NULL, 1)", lambda _: UNREADABLE
 
@@ -157,9 +149,11 @@ def _to_ascii(text: str) -> object:
     return text if text.isascii() else UNREADABLE
 
 
-def _to_set(text: str, *, is_told: bool) -> object:
-    if not is_told and not text.isascii():
+def _to_set(text: str, *, is_exact: bool, has_empty_label: bool) -> object:
+    if not is_exact and not text.isascii():
         return UNREADABLE
+    if has_empty_label and not text:
+        return UNREADABLE  # that label alone reads as no label
     return set(text.split(",")) if text else set()
 
 

@@ -115,7 +115,7 @@ def find_shape(field: pb.Field) -> Shape:
         labels = tuple(read_labels(field.column_type))
         return Shape("set", labels) if labels else Shape("untold")
     if kind == BINARY and field.charset == BINARY_COLLATION:
-        return Shape("binary", length=field.column_length)
+        return Shape("binary")
     # JSON: how does the server print it? Text that vttablet padded with zero bytes may have had some of its own.
     return Shape("untold")
 
@@ -140,8 +140,10 @@ def _choose(field: pb.Field, has_labels: bool) -> Decoder:
     if kind in _TEXTS or kind in _BLOBS:
         # Vitess tells text with a binary collation (utf8mb4_bin) from bytes by the collation alone.
         return _text_decoder(field.charset)
+    if kind == BINARY and field.charset == BINARY_COLLATION:
+        return lambda data: data.ljust(field.column_length, b"\0")
     if kind == BINARY:
-        # vttablet pads it to its length; the role says that zero bytes at the end are stripped.
+        # Text of fixed length, which vttablet pads with zero bytes.
         read_text = _text_decoder(field.charset)
         return lambda data: read_text(data.rstrip(b"\0"))
     if kind == BIT:
@@ -190,6 +192,11 @@ def _read_time(data: bytes) -> timedelta:
     return -value if sign else value
 
 
+def _read_json(data: bytes) -> object:
+    document = json.loads(data)
+    return UNREADABLE if document is None else document  # None is NULL
+
+
 def _read_bits(data: bytes, length: int) -> str:
     bits = "".join(f"{byte:08b}" for byte in data)
     return bits[-length:].rjust(length, "0") if length else bits
@@ -206,7 +213,7 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
     DATE: _read_date,
     TIME: _read_time,
     DATETIME: _read_datetime,
-    JSON: json.loads,
+    JSON: _read_json,
 }
 
 

@@ -7,19 +7,31 @@ table is raised. A value that cannot be decoded exactly, in a row that can, is `
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from freshness.errors import FormatError
 from freshness.stream.source import Operation, RowChange
+from invalidator.binlog.rows.layout import FindPeriod, Period
 from invalidator.binlog.rows.plan import RowPlan
 from invalidator.binlog.wire.event import FormatDescription, LogEvent
 from invalidator.binlog.wire.rowevent import check_table_map_head, not_announced, read_head
-from invalidator.binlog.wire.tablemap import NAMES_START, read_columns, read_name, read_primary_key
+from invalidator.binlog.wire.tablemap import (
+    NAMES_START,
+    TIMESTAMP2,
+    MappedColumn,
+    read_columns,
+    read_name,
+    read_primary_key,
+)
 
 PLANS_MAX: Final = 1024
 """Different table maps whose plan is kept over log files."""
+
+
+PERIOD_DIGITS: Final = 6
+"""Digits behind the second of a period's columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +56,7 @@ class RowTable(MappedTable):
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
     """One row event. ``table`` is None where it only ends a statement. With a ``problem`` the rows are not known.
+    ``is_past``: it has rows, and all are of the past of a system-versioned table.
 
     ``items``: the cache items that its rows concern, where those were asked for instead of ``changes``, else None.
     """
@@ -54,13 +67,22 @@ class ChangedRows:
     changes: tuple[RowChange, ...] = ()
     problem: str = ""
     items: list[bytes] | None = None
+    is_past: bool = False
 
 
 class RowDecoder:
     """Holds the table maps of the log file that is being read, and the plans of all tables."""
 
-    def __init__(self, flavor: str, database: str, tables: Container[str], heartbeat_table: str = "") -> None:
+    def __init__(
+        self,
+        flavor: str,
+        database: str,
+        tables: Container[str],
+        heartbeat_table: str = "",
+        find_period: FindPeriod = lambda *_: None,
+    ) -> None:
         """``tables``: those whose rows are wanted, beside the heartbeats' table."""
+        self._find_period = find_period
         self._flavor = flavor
         self._database = database
         self._tables = tables
@@ -100,7 +122,13 @@ class RowDecoder:
         except Exception as error:  # noqa: BLE001 - whatever does not add up, the table is raised
             problem = f"rows of {table.name} at {event.log_pos} cannot be decoded: {error!r}"
             return ChangedRows(table, op, ends_statement, problem=problem)
-        return ChangedRows(table, op, ends_statement, changes)
+        is_past = table.plan.is_versioned and not changes
+        return ChangedRows(table, op, ends_statement, changes, is_past=is_past)
+
+    def _period_of(self, table: str, columns: Sequence[MappedColumn], key: tuple[str, ...]) -> Period | None:
+        """None where no column can be the end of one."""
+        moments = [each.name for each in columns if each.kind == TIMESTAMP2 and each.width == PERIOD_DIGITS]
+        return self._find_period(table, moments, key) if moments and self._flavor == "mariadb" else None
 
     def _read_table(self, body: bytes) -> RowTable:
         database, place = read_name(body, NAMES_START)
@@ -111,7 +139,8 @@ class RowDecoder:
         if plan is None:
             try:
                 columns = read_columns(body, place, self._flavor)
-                plan = RowPlan(name, columns, self._flavor, read_primary_key(body, place, columns))
+                key = read_primary_key(body, place, columns)
+                plan = RowPlan(name, columns, self._flavor, key, self._period_of(name, columns, key))
             except FormatError as error:
                 return RowTable(database, name, True, body, f"the columns of {name} cannot be read: {error}")
             if len(self._plans) >= PLANS_MAX:

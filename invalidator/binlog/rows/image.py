@@ -1,7 +1,7 @@
 """A row of the log as a client reads it, so that both have one digest.
 
-The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
-and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
+The log and a SELECT show the same row differently: a BIT is text, a SET has no order. Here, and nowhere else, the one
+is made the other. A client is one whose session is in UTC, as the log is
 (``freshness.database.connection``). Where the log does not tell what a client reads, there is no row: never a wrong
 one. ``invalidator.vstream.value`` says the same of the columns of a VStream. Called by
 ``invalidator.binlog.rows.plan`` (`find_shapes`), ``invalidator.archive.writer`` (`digest_image`) and
@@ -11,7 +11,6 @@ one. ``invalidator.vstream.value`` says the same of the columns of a VStream. Ca
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, Final
 
 from freshness.stream.source import UNREADABLE, Shape
@@ -31,13 +30,13 @@ _SAME: Final = frozenset(
             types.DATE,
             types.DATETIME2,
             types.TIME2,
+            types.YEAR,
             types.ENUM,
             types.GEOMETRY,
         ),
     )
 )
-_FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
-"""Before it the log has the zero date alone."""
+_READ_AS_LOGGED: Final = frozenset(("same", "binary", "timestamp"))
 
 _MARIADB_ADDRESS_BYTES: Final = (4, 16)
 """On MariaDB, UUID, INET4 and INET6 look like BINARY of these lengths, and a client reads text."""
@@ -59,8 +58,6 @@ def _find_shape(column: MappedColumn, flavor: str) -> Shape:
             return Shape("float")
         case types.BIT:
             return Shape("bit")
-        case types.YEAR:
-            return Shape("year")
         case types.TIMESTAMP2:
             return Shape("timestamp")
         case types.SET:
@@ -73,11 +70,10 @@ def _find_shape(column: MappedColumn, flavor: str) -> Shape:
 def _find_text_shape(column: MappedColumn, flavor: str) -> Shape:
     if column.collation != BINARY_COLLATION:
         return Shape("text" if is_exact(find_charset(column.collation, flavor)) else "ascii")
-    if column.kind != types.STRING:
-        return Shape("binary")
-    if flavor == "mariadb" and column.width in _MARIADB_ADDRESS_BYTES:
+    is_fixed = column.kind == types.STRING
+    if is_fixed and flavor == "mariadb" and column.width in _MARIADB_ADDRESS_BYTES:
         return Shape("untold")
-    return Shape("binary", length=column.width)
+    return Shape("binary")
 
 
 def read_row(
@@ -111,9 +107,7 @@ def digest_image(
 
 def _as_read(value: Any, shape: Shape) -> object:
     """The value that PyMySQL returns, or `UNREADABLE`."""
-    if shape.rule == "untold":
-        return UNREADABLE  # also for None: a JSON null looks like NULL
-    if value is None or value is UNREADABLE or shape.rule == "same":
+    if value is None or value is UNREADABLE or shape.rule in _READ_AS_LOGGED:
         return value
     match shape.rule:
         case "text":
@@ -123,14 +117,10 @@ def _as_read(value: Any, shape: Shape) -> object:
         case "float":
             # The server prints 6 digits, or as many as FLOAT(M, D) says.
             is_told = float(f"{value:.6g}") == value
-        case "timestamp":
-            is_told = value >= _FIRST_TIMESTAMP
-        case "binary":
-            return value.ljust(shape.length, b"\0")
+        case "untold":
+            return UNREADABLE
         case "bit":
             return int(value, 2).to_bytes((len(value) + 7) // 8, "big")
         case "set":
             return ",".join(label for label in shape.labels if label in value)
-        case "year":
-            return 0 if value == 1900 else value
     return value if is_told else UNREADABLE

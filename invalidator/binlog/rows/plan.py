@@ -14,13 +14,15 @@ or its last row does not end where the event ends; then none of its rows is used
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from freshness.errors import FormatError
 from freshness.stream.source import UNREADABLE, Operation, RowChange
 from invalidator.binlog.rows.image import find_shapes
+from invalidator.binlog.rows.layout import Period
 from invalidator.binlog.rows.schema import describe_table
 from invalidator.binlog.rows.value import ValueReader, find_reader
 from invalidator.binlog.wire import tablemap as types
@@ -50,12 +52,23 @@ class RowPlan:
     """The rows of one table, as a table map announced it. Raises `FormatError` for a column of no known width."""
 
     def __init__(
-        self, table: str, columns: Sequence[MappedColumn], flavor: str, key: tuple[str, ...] = ()
+        self,
+        table: str,
+        columns: Sequence[MappedColumn],
+        flavor: str,
+        key: tuple[str, ...] = (),
+        period: Period | None = None,
     ) -> None:
-        """``key``: the names of the primary key's columns."""
+        """``key``: the names of the primary key's columns. ``period``: of a system-versioned table, of which the
+        rows of the past are left out."""
         self._table = table
-        self._shapes = find_shapes(columns, flavor)
-        self._schema = describe_table(columns, key, flavor)
+        self._period = period
+        shown = columns
+        if period is not None:
+            shown = [column for column in columns if column.name not in period.hidden]
+            key = tuple(name for name in key if name != period.end)
+        self._shapes = find_shapes(shown, flavor)
+        self._schema = describe_table(shown, key, flavor)
         json_columns = [place for place, column in enumerate(columns) if column.kind == types.JSON]
         self._json_bytes = (len(json_columns) + 7) // 8
         self._fields = []
@@ -64,6 +77,10 @@ class RowPlan:
             json_place = json_columns.index(place) if place in json_columns else -1
             self._fields.append(_Field(column.name, form, find_reader(column, form, flavor), json_place))
         self._images: dict[bytes, _Image] = {}
+
+    @property
+    def is_versioned(self) -> bool:
+        return self._period is not None
 
     def read(self, event: LogEvent, op: Operation) -> list[RowChange]:
         """All rows of the event. Raises whatever its bytes lead to."""
@@ -94,7 +111,7 @@ class RowPlan:
                 changes.append(RowChange(table, op, row, None, shapes, schema))
         if place != end:
             raise FormatError(f"the last row ends at {place} and not at {end}")
-        return changes
+        return changes if self._period is None else list(_show_present(changes, self._period))
 
     def _find_image(self, bitmap: bytes) -> _Image:
         image = self._images.get(bitmap)
@@ -104,6 +121,32 @@ class RowPlan:
             present = find_present(bitmap, len(self._fields))
             image = self._images[bitmap] = _Image([self._fields[place] for place in present])
         return image
+
+
+_ENDLESS: Final = frozenset(
+    map(datetime.fromisoformat, ("2038-01-19T03:14:07.999999", "2106-02-07T06:28:15.999999"))
+)
+"""The end of a row that is there, before and since MariaDB 11.5."""
+
+
+def _show_present(changes: Iterable[RowChange], period: Period) -> Iterator[RowChange]:
+    """The changes of the rows that are there. A row that becomes one of the past is deleted. Raises KeyError if an
+    image lacks the end."""
+    for change in changes:
+        before, after = change.before, change.after
+        if before is not None and before[period.end] not in _ENDLESS:
+            before = None
+        if after is not None and {**(change.before or {}), **after}[period.end] not in _ENDLESS:
+            after = None
+        op: Operation = "delete" if after is None else "insert" if before is None else "update"
+        if before is not None or after is not None:
+            yield replace(change, op=op, before=_cut(before, period), after=_cut(after, period))
+
+
+def _cut(image: Mapping[str, object] | None, period: Period) -> Mapping[str, object] | None:
+    if image is None:
+        return None
+    return {name: value for name, value in image.items() if name not in period.hidden}
 
 
 def _read_partial(packet: bytes, place: int, json_bytes: int) -> tuple[bytes, int]:

@@ -27,13 +27,13 @@ from invalidator.binlog.wire.fieldvalue import (
     split_datetime,
     text_decoder,
 )
-from invalidator.binlog.wire.tablemap import MappedColumn
+from invalidator.binlog.wire.tablemap import BINARY_COLLATION, MappedColumn
 from invalidator.charset import find_charset, find_codec
 
 _naive: Final = datetime
 """The log has no time zones."""
 _EPOCH: Final = datetime.fromisoformat("1970-01-01")
-_YEAR_ZERO: Final = 1900
+_YEAR_BEFORE_FIRST: Final = 1900
 _UTF_8: Final = "utf-8"
 
 
@@ -59,13 +59,15 @@ def find_reader(column: MappedColumn, form: FieldFormat, flavor: str) -> ValueRe
         is_signed = not column.is_unsigned
         return ValueReader("3s", lambda raw: int.from_bytes(raw, "little", signed=is_signed))
     if kind in TEXTS:
+        if kind == types.STRING and column.collation == BINARY_COLLATION:
+            length = column.width  # the log leaves out the zero bytes at the end
+            return ValueReader("", lambda raw: raw.ljust(length, b"\0"))
         decode = _text_decoder(column.collation, flavor)
         return ValueReader(
             "", decode if kind not in COMPRESSED else lambda raw: decode(decompress_field(raw))
         )
     if kind == types.YEAR:
-        # Also for YEAR 0, which the stream has always shown as 1900: no other year looks like that.
-        return ValueReader("B", lambda number: number + _YEAR_ZERO)
+        return ValueReader("B", lambda number: number and number + _YEAR_BEFORE_FIRST)
     if kind in (types.FLOAT, types.DOUBLE):
         return ValueReader("f" if kind == types.FLOAT else "d", None)
     if kind in (types.ENUM, types.SET):
@@ -155,13 +157,17 @@ def _decode_old_datetime(raw: bytes) -> object:
     return _naive(year, month, day, time // 10000, time // 100 % 100, time % 100)
 
 
-def _decode_timestamp(raw: bytes) -> datetime:
-    """In UTC. The zero date is the first second of 1970, which no TIMESTAMP holds."""
-    return _EPOCH + timedelta(seconds=int.from_bytes(raw[:4], "big"), microseconds=decode_fraction(raw[4:]))
+def _decode_timestamp(raw: bytes) -> object:
+    return _to_timestamp(int.from_bytes(raw[:4], "big"), decode_fraction(raw[4:]))
 
 
-def _decode_old_timestamp(raw: bytes) -> datetime:
-    return _EPOCH + timedelta(seconds=int.from_bytes(raw, "little"))
+def _decode_old_timestamp(raw: bytes) -> object:
+    return _to_timestamp(int.from_bytes(raw, "little"), 0)
+
+
+def _to_timestamp(seconds: int, microseconds: int) -> object:
+    """In UTC. The zero date stands as the first second of 1970, which no TIMESTAMP holds."""
+    return _EPOCH + timedelta(seconds=seconds, microseconds=microseconds) if seconds else UNREADABLE
 
 
 def _decode_time(raw: bytes) -> timedelta:

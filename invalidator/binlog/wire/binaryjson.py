@@ -60,15 +60,17 @@ _LARGE: Final = _Layout(struct.Struct("<I"), struct.Struct("<BI"), struct.Struct
 
 
 def decode_json(data: bytes) -> object:
-    """The document; None for no bytes at all, which the server reads as a JSON null.
+    """The document.
 
-    `UNREADABLE` for a document with a value that Python cannot hold exactly: a TIME that is no time of day, bytes
-    that are no text. Raises `FormatError`, and struct.error or IndexError for bytes that end early.
+    `UNREADABLE` for a JSON null, as which the server also reads no bytes at all: None is NULL. So is a document with
+    a value that Python cannot hold exactly: a TIME that is no time of day, bytes that are no text. Raises
+    `FormatError`, and struct.error or IndexError for bytes that end early.
     """
     if not data:
-        return None
+        return UNREADABLE
     try:
-        return _decode(data[0], data, 1, len(data), 0)
+        document = _decode(data[0], data, 1, len(data), 0)
+        return UNREADABLE if document is None else document
     except _UntoldError:
         return UNREADABLE
 

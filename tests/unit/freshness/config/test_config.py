@@ -472,7 +472,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         OBJECT,
         'table = "shop.customers"',
-        ["objects.customer.table: found 'shop.customers'", "without its database"],
+        ["objects.customer.table: found 'shop.customers'", "without dots, backticks", "rename such a table"],
     ),
     (OBJECT, "table = 1", ["objects.customer.table: found 1; expected text"]),
     (

@@ -12,14 +12,16 @@ from freshness.database.schema import key_columns
 from freshness.errors import ConfigError
 
 COLUMNS: Final = [
-    ("id", "int", None, None, None, 0, "auto_increment"),
-    ("tenant", "int", None, None, None, 0, ""),
-    ("email", "varchar", "utf8mb4", "utf8mb4_general_ci", 320, None, ""),
-    ("hidden", "int", None, None, None, 0, "INVISIBLE"),
-    ("seen", "timestamp", None, None, None, 0, ""),
+    ("id", "int", None, None, None, 0, None, "auto_increment"),
+    ("tenant", "int", None, None, None, 0, None, ""),
+    ("email", "varchar", "utf8mb4", "utf8mb4_general_ci", 320, None, None, ""),
+    ("hidden", "int", None, None, None, 0, None, "INVISIBLE"),
+    ("seen", "timestamp", None, None, None, 0, None, ""),
+    ("until", "timestamp", None, None, None, 6, "ROW END", "STORED GENERATED"),
 ]
 INDEXES: Final = [
     ("PRIMARY", "id", None),
+    ("PRIMARY", "until", None),
     ("by_email", "tenant", None),
     ("by_email", "email", None),
     ("by_part", "email", 4),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from pymysql.protocol import MysqlPacket
@@ -33,6 +34,7 @@ _UTF_BIG_ENDIAN: Final = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf32": "u
 _ASCII_LABELS_ARE_SAFE: Final = frozenset(("utf8", "utf8mb3", "utf8mb4", "ascii"))
 _KNOWN: Final = frozenset((*_UTF_BIG_ENDIAN.values(), "utf8"))
 _ROW_CLASSES: Final = frozenset((WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent, PartialUpdateRowsEvent))
+_FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
 _NO_CHECKSUM: Final = b"\0" * CHECKSUM_BYTES
 
 Row = dict[str, object]
@@ -48,6 +50,14 @@ class _Table:
     @property
     def kinds(self) -> dict[str, int]:
         return {column.name: column.type for column in self.columns.columns}
+
+    @property
+    def binary_lengths(self) -> dict[str, int]:
+        return {
+            column.name: column.max_length
+            for column in self.columns.columns
+            if column.type == FIELD_TYPE.STRING and column.character_set_name == "binary"
+        }
 
     @property
     def of_bytes(self) -> frozenset[str]:
@@ -144,8 +154,21 @@ def _clean(values: Mapping[str, Any], sources: Mapping[str, str], present: list[
             value = _with_texts(value)
         elif value == "" and name in table.of_bytes:
             value = b""
-        row[name] = value
+        row[name] = _as_shown(value, table.kinds[name], table.binary_lengths.get(name, 0))
     return row
+
+
+def _as_shown(value: Any, kind: int, binary_length: int) -> Any:
+    """What the library leaves as the log has it: YEAR 0, the zero TIMESTAMP, a BINARY without zero bytes."""
+    if kind == FIELD_TYPE.YEAR and value == 1900:
+        return 0
+    if (
+        kind in (FIELD_TYPE.TIMESTAMP, FIELD_TYPE.TIMESTAMP2)
+        and value is not None
+        and value < _FIRST_TIMESTAMP
+    ):
+        return UNREADABLE
+    return value.ljust(binary_length, b"\0") if isinstance(value, bytes) else value
 
 
 def _with_texts(document: Any) -> Any:

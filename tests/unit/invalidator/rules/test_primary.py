@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
 from invalidator.rules.primary import check_tablet, check_version
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts, ahead_of
+from invalidator.rules.table import TableFacts, check_tables
 
 ADDRESS = ServerAddress("db.example.com", 3306, "app", "app", "shop")
 
@@ -46,6 +48,17 @@ def test_a_tablet_that_does_not_log_what_is_needed() -> None:
         assert (found.severity, found.code) == ("error", code)
         assert f"{name} is {value}" in found.message
         assert f"set {name} = {right[name]} on all tablets" in found.hint
+
+
+def test_only_of_mysql_a_vector_is_not_decoded() -> None:
+    """MariaDB has the type from 11.7 on, and sends bytes."""
+    points = ObjectConfig(name="point", keyspace="shop", table="points")
+    profile = ObjectConfig(name="profile", keyspace="shop", key=("id",), members={"points": ("id",)})
+    tables = TableFacts({"points": [("id",)]}, (), {"points": ["v (VECTOR)"]})
+    [found] = check_tables(ServerFacts(ADDRESS, "mysql", {}), [points, profile], tables)
+    assert found.rule is Rule.NOT_DECODED
+    assert "does not decode v (VECTOR) of table points: each read of point raises" in found.message
+    assert list(check_tables(ServerFacts(ADDRESS, "mariadb", {}), [points, profile], tables)) == []
 
 
 @pytest.mark.parametrize(
