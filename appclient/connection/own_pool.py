@@ -24,7 +24,7 @@ from appclient.connection.pool import is_nested
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, translated
-from freshness.database.session import put_back_sql, set_up_sql, use_sql
+from freshness.database.session import CREATED_SQL, put_back_sql, set_up_sql, use_sql
 from freshness.errors import (
     ConfigError,
     ConnectionsExhausted,
@@ -266,8 +266,8 @@ class BorrowingPool:
     def take(self) -> BorrowedConnection | None:
         """None for a read inside another one while the pool has nothing left: the caller opens a connection itself.
 
-        Connections that were closed while they were idle are discarded, a few of them. Raises `SourceUnavailable`,
-        its `ConnectionsExhausted`, and `SourceUnsuitable`.
+        A few are discarded that were closed while idle, or that may have a temporary table. Raises
+        `SourceUnavailable`, its `ConnectionsExhausted`, and `SourceUnsuitable`.
         """
         for _ in range(IDLE_MAX - 1):
             if is_nested() and self._pool.is_exhausted():
@@ -320,6 +320,14 @@ class BorrowingPool:
                         f"the application's pool reads {found!r} where PyMySQL reads {PROBED!r}",
                         hint="connect with charset=utf8mb4, the driver's usual conversion of types, and without "
                         "NO_BACKSLASH_ESCAPES in sql_mode",
+                    )
+                cursor.execute(CREATED_SQL[self._flavor])
+                [(_, created)] = cursor.fetchall()
+                if int(created):
+                    raise SourceUnavailable(
+                        "the application's pool gave a connection that may have a temporary table",
+                        hint="a name can mean that table instead of the cached one: create tables on connections "
+                        "that do not go back to this pool",
                     )
                 if database != self._address.database:
                     cursor.execute(use_sql(self._address.database))
