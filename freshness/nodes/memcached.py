@@ -194,6 +194,9 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         self._greet(connection)
         return connection
 
+    def _find_socket(self, connection: socket.socket) -> socket.socket:
+        return connection
+
     def _disconnect(self, connection: socket.socket) -> None:
         connection.close()
 

@@ -267,6 +267,10 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             return _PlainConnection(reach.network, **options)
         return _TlsConnection(reach.network, reach.make_tls, **options)
 
+    def _find_socket(self, connection: AbstractConnection) -> socket.socket | None:
+        found = getattr(connection, "_sock", None)  # fakeredis has another thing there
+        return found if isinstance(found, socket.socket) else None
+
     def _disconnect(self, connection: AbstractConnection) -> None:
         connection.disconnect()  # type: ignore[no-untyped-call]
 

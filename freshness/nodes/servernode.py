@@ -7,6 +7,8 @@ and so no answer is taken for that of another flow, and no failure for a reply (
 
 from __future__ import annotations
 
+import select
+import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +70,12 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
 
     @property
     def is_connected(self) -> bool:
-        return self._connection is not None
+        connection = self._connection
+        if connection is None or self._awaited is not None:
+            return connection is not None
+        connected = self._find_socket(connection)
+        # Nothing is awaited: what can be read is the end, or the answer to nothing
+        return connected is None or not BLOCKING.wait(connected, select.POLLIN, 0)
 
     def connect(self) -> None:
         if self._connection is None:
@@ -151,6 +158,10 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
     @abstractmethod
     def _translate(self, error: BaseException, *, was_open: bool) -> FreshnessError | None:
         """The failures that only this technology knows, and those in time."""
+
+    @abstractmethod
+    def _find_socket(self, connection: Connected) -> socket.socket | None:
+        """The socket of a connection; None if it has none."""
 
     @abstractmethod
     def _disconnect(self, connection: Connected) -> None:

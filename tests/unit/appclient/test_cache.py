@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from appclient import Cache
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
+from freshness.algorithm.request import Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import NO_DEMAND, Read
 from freshness.config.access import NodeAccess
 from freshness.config.config import load_config
-from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 
@@ -84,6 +86,47 @@ def test_connections_are_opened_when_needed_and_used_again(cache: Cache, nodes: 
     assert nodes.closings == [1]
     assert cache.get("customer", 1) is None
     assert nodes.closings == [1, 0]
+
+
+class ClosedWhileIdle(Node):
+    """Its server closes the connection when ``is_connected`` is set to False; the next one is a new one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        inner, self.asked = self.perform, list[Request]()
+
+        def perform(requests: Sequence[Request]) -> list[Reply]:
+            if not self.is_connected:
+                raise NodeUnavailable(f"{name} broke the connection")
+            self.asked += requests
+            return inner(requests)
+
+        self.perform = perform
+
+    def close(self) -> None:
+        super().close()
+        self.is_connected = True
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced_and_its_records_are_forgotten(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of the server that was there before (F129)."""
+    schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG)
+    node = ClosedWhileIdle("127.0.0.1:21")
+    cache = Cache(load_config(path, {}), open_node=lambda *_: node)
+    assert cache.get("customer", 1, explain=True).outcome is ReadOutcome.NO_RECORD
+    records = [request for request in node.asked if isinstance(request, Get) and request.is_bound]
+    node.asked.clear()
+    assert cache.get("customer", 1, max_staleness_seconds=60, explain=True).outcome is ReadOutcome.NO_RECORD
+    assert not set(records) & set(node.asked), "a young copy"
+    node.is_connected = False
+    assert cache.get("customer", 1, max_staleness_seconds=60, explain=True).outcome is ReadOutcome.NO_RECORD
+    assert set(records) <= set(node.asked)
+    assert node.closings == 1
 
 
 def test_threads_that_read_one_after_the_other_share_connections(cache: Cache, nodes: Nodes) -> None:

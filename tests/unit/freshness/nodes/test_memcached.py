@@ -449,6 +449,21 @@ def test_a_connection_that_ended_is_not_read_again() -> None:
     node.close()
 
 
+@pytest.mark.parametrize("ends", [b"", b"EN\r\n"], ids=["the end", "an answer that nobody asked for"])
+def test_a_connection_that_the_server_has_ended_is_none(ends: bytes) -> None:
+    node = MemcachedNode("127.0.0.1:1")
+    node._connection, server = socket.socketpair()
+    with closing(server):
+        node.send([GET])
+        server.sendall(b"EN\r\n")
+        assert node.is_connected, "its answer waits to be read"
+        assert node.receive() == [MISSING]
+        assert node.is_connected
+        server.sendall(ends)
+    assert not node.is_connected
+    node.close()
+
+
 def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
     node = connect(script, [*GREETING, b""], [b""], timeout_seconds=0.2)
     for _ in range(2):
