@@ -96,6 +96,10 @@ class NodeReads:
             asked = [Get(record_key(context.namespace, name), is_bound=True) for name in context.lineages]
             fetched_at = context.clock()
             *records, item = reader.nodes[lookup.node].perform([*asked, Get(lookup.item)])
+        except BaseException:
+            if reader is not None:
+                reader.context.forget(lookup.node)  # the connection that its records were read on is closed
+            raise
         finally:
             self.readers.give_back(reader)
         view = NodeView(lookup.node, context.lineages, records, fetched_at)
