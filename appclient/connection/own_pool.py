@@ -155,6 +155,31 @@ PROBED: Final = (
 )
 
 
+_BYTES: Final = (bytes, bytearray, memoryview)
+
+
+def inline_bytes(sql: str, params: Any) -> tuple[str, Any]:
+    """A statement with its bytes written into it, and the parameters that are left: aiomysql can send no bytes."""
+    marks: Any
+    left: Any
+    if isinstance(params, Mapping):
+        marks = {name: _literal(each, f"%({name})s") for name, each in params.items()}
+        left = {name: each for name, each in params.items() if not isinstance(each, _BYTES)}
+    elif isinstance(params, tuple | list):
+        marks = tuple(_literal(each, "%s") for each in params)
+        left = [each for each in params if not isinstance(each, _BYTES)]
+    else:
+        return sql, params
+    if len(left) == len(params):
+        return sql, params
+    # The driver replaces "%%" once more, if parameters are left
+    return (sql.replace("%%", "%%%%") if left else sql) % marks, left
+
+
+def _literal(value: Any, mark: str) -> str:
+    return f"_binary x'{bytes(value).hex()}'" if isinstance(value, _BYTES) else mark
+
+
 class BorrowedCursor:
     """As much of pymysql's cursor as reads use."""
 
@@ -175,6 +200,8 @@ class BorrowedCursor:
 
     def execute(self, sql: str, params: Any = None) -> None:
         """Run one statement. Raises the driver's errors as those of pymysql."""
+        if params and not self._connection.is_pymysql:
+            sql, params = inline_bytes(sql, params)
         # Drivers replace "%%" only if they get parameters; for some, an empty sequence counts.
         self._connection.run(self._cursor.execute, sql, *([params] if params else []))
 
