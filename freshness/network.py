@@ -7,6 +7,7 @@ library has another one for tasks of an event loop. Used by ``freshness`` and ``
 from __future__ import annotations
 
 import _thread
+import logging
 import select
 import socket
 import ssl
@@ -22,7 +23,12 @@ from freshness.errors import FreshnessError
 
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
 ENDED_SEEN_SECONDS: Final = 0.001
+
+RESOLVE_SECONDS: Final = 30.0
+"""How often a name is looked up again that has a connection which is kept."""
 
 
 class Gate(Protocol):
@@ -57,8 +63,50 @@ class ThreadGate:
             self._condition.notify()
 
 
+class NameWatch:
+    """The addresses that names have, for connections that are kept. Safe for threads.
+
+    A name is looked up again in the background, so that nobody waits for a resolver that hangs.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: dict[tuple[str, int], frozenset[tuple[Any, ...]]] = {}
+        self._asked_at: dict[tuple[str, int], float] = {}
+
+    def note(self, host: str, port: int, found: Sequence[tuple[Any, ...]]) -> None:
+        """Take an answer of ``socket.getaddrinfo``."""
+        self._asked_at[host, port] = self._clock()
+        self._found[host, port] = frozenset(address[:2] for *_, address in found)
+
+    def has_left(self, host: str, port: int, address: tuple[Any, ...]) -> bool:
+        """Whether a name that has led to an address leads elsewhere, by an answer of `RESOLVE_SECONDS` ago or
+        later. In doubt it does not."""
+        now = self._clock()
+        if now - self._asked_at.get((host, port), now) >= RESOLVE_SECONDS:
+            self._asked_at[host, port] = now
+            try:
+                _thread.start_new_thread(self._ask, (host, port))
+            except RuntimeError as error:  # no thread is left, or the process ends
+                log.info("the name %s is not looked up now: %s", host, error)
+        return address not in self._found.get((host, port), (address,))
+
+    def _ask(self, host: str, port: int) -> None:
+        try:
+            self.note(host, port, _look_up(host, port))
+        except OSError as error:
+            log.info("the name %s cannot be looked up, and its connections are kept: %s", host, error)
+
+
+def _look_up(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """As ``socket.getaddrinfo`` for TCP. Raises OSError and UnicodeError."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+
+
 class Network:
     """Blocks the calling thread."""
+
+    names = NameWatch()
 
     tls_socket: type[ssl.SSLSocket] = ssl.SSLSocket
     """For ``SSLContext.sslsocket_class``, so that sockets of `make_socket` wait in the same way under TLS."""
@@ -81,7 +129,7 @@ class Network:
 
     def resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         """As ``socket.getaddrinfo`` for TCP. Raises OSError and UnicodeError."""
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        return _look_up(host, port)
 
     def connect(
         self,
@@ -94,7 +142,9 @@ class Network:
         """A connection to the first address of that name that takes one. ``wrap``: adds TLS to a socket before it
         connects. Raises OSError and UnicodeError."""
         failure: OSError | None = None
-        for family, _, _, _, address in self.resolve(host, port):
+        found = self.resolve(host, port)
+        self.names.note(host, port, found)
+        for family, _, _, _, address in found:
             connected = self.make_socket(family)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

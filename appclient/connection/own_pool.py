@@ -24,7 +24,7 @@ from appclient.connection.pool import is_nested
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, translated
-from freshness.database.session import put_back_sql, set_up_sql, use_sql
+from freshness.database.session import CREATED_SQL, put_back_sql, set_up_sql, use_sql
 from freshness.errors import (
     ConfigError,
     ConnectionsExhausted,
@@ -155,6 +155,31 @@ PROBED: Final = (
 )
 
 
+_BYTES: Final = (bytes, bytearray, memoryview)
+
+
+def inline_bytes(sql: str, params: Any) -> tuple[str, Any]:
+    """A statement with its bytes written into it, and the parameters that are left: aiomysql can send no bytes."""
+    marks: Any
+    left: Any
+    if isinstance(params, Mapping):
+        marks = {name: _literal(each, f"%({name})s") for name, each in params.items()}
+        left = {name: each for name, each in params.items() if not isinstance(each, _BYTES)}
+    elif isinstance(params, tuple | list):
+        marks = tuple(_literal(each, "%s") for each in params)
+        left = [each for each in params if not isinstance(each, _BYTES)]
+    else:
+        return sql, params
+    if len(left) == len(params):
+        return sql, params
+    # The driver replaces "%%" once more, if parameters are left
+    return (sql.replace("%%", "%%%%") if left else sql) % marks, left
+
+
+def _literal(value: Any, mark: str) -> str:
+    return f"_binary x'{bytes(value).hex()}'" if isinstance(value, _BYTES) else mark
+
+
 class BorrowedCursor:
     """As much of pymysql's cursor as reads use."""
 
@@ -175,6 +200,8 @@ class BorrowedCursor:
 
     def execute(self, sql: str, params: Any = None) -> None:
         """Run one statement. Raises the driver's errors as those of pymysql."""
+        if params and not self._connection.is_pymysql:
+            sql, params = inline_bytes(sql, params)
         # Drivers replace "%%" only if they get parameters; for some, an empty sequence counts.
         self._connection.run(self._cursor.execute, sql, *([params] if params else []))
 
@@ -266,8 +293,8 @@ class BorrowingPool:
     def take(self) -> BorrowedConnection | None:
         """None for a read inside another one while the pool has nothing left: the caller opens a connection itself.
 
-        Connections that were closed while they were idle are discarded, a few of them. Raises `SourceUnavailable`,
-        its `ConnectionsExhausted`, and `SourceUnsuitable`.
+        A few are discarded that were closed while idle, or that may have a temporary table. Raises
+        `SourceUnavailable`, its `ConnectionsExhausted`, and `SourceUnsuitable`.
         """
         for _ in range(IDLE_MAX - 1):
             if is_nested() and self._pool.is_exhausted():
@@ -320,6 +347,14 @@ class BorrowingPool:
                         f"the application's pool reads {found!r} where PyMySQL reads {PROBED!r}",
                         hint="connect with charset=utf8mb4, the driver's usual conversion of types, and without "
                         "NO_BACKSLASH_ESCAPES in sql_mode",
+                    )
+                cursor.execute(CREATED_SQL[self._flavor])
+                [(_, created)] = cursor.fetchall()
+                if int(created):
+                    raise SourceUnavailable(
+                        "the application's pool gave a connection that may have a temporary table",
+                        hint="a name can mean that table instead of the cached one: create tables on connections "
+                        "that do not go back to this pool",
                     )
                 if database != self._address.database:
                     cursor.execute(use_sql(self._address.database))

@@ -25,7 +25,7 @@ from appclient.database.shard import LoaderError, ShardDatabase, ShardSnapshot, 
 from appclient.database.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.keyspace import Keyspace
-from freshness.errors import ConfigError, FlavorMismatch
+from freshness.errors import ConfigError, FlavorMismatch, FormatError
 from freshness.position import parse_position
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
@@ -194,6 +194,11 @@ class Database:
         return unwrap(result), [token, *tokens]
 
     def _parse(self, token: EventToken | str | None) -> EventToken | None:
+        if token == "None":
+            raise FormatError(
+                "compare_event_token got the text of None: the read that it is from had no token",
+                hint="no invalidator has prepared that server, or a proxy asked two; send a token or None itself",
+            )
         parsed = EventToken.parse(token) if isinstance(token, str) else token
         if parsed is not None and parsed.position.flavor != self.keyspace.gtid_flavor:
             raise FlavorMismatch(

@@ -96,6 +96,10 @@ class NodeReads:
             asked = [Get(record_key(context.namespace, name), is_bound=True) for name in context.lineages]
             fetched_at = context.clock()
             *records, item = reader.nodes[lookup.node].perform([*asked, Get(lookup.item)])
+        except BaseException:
+            if reader is not None:
+                reader.context.forget(lookup.node)  # the connection that its records were read on is closed
+            raise
         finally:
             self.readers.give_back(reader)
         view = NodeView(lookup.node, context.lineages, records, fetched_at)
@@ -108,7 +112,14 @@ class NodeReads:
         return Reader(nodes, driver, self.make_context())
 
     def _run(self, reader: Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
-        """The procedure; above the limit of database reads, copies if each lookup has one that may be served."""
+        """The procedure; above the limit of database reads, copies if each lookup has one that may be served.
+
+        A connection that was closed while idle is replaced before anything is asked on it.
+        """
+        for name in {lookup.node for lookup in lookups}:
+            if not (node := reader.nodes[name]).is_connected:
+                node.close()
+                reader.context.forget(name)
         try:
             reads = reader.driver.run(read_through(reader.context, lookups, demand))
         except Overloaded:

@@ -18,7 +18,7 @@ from pymysql.constants import ER, SERVER_STATUS
 from pymysql.cursors import DictCursor
 
 from appclient.connection.own_pool import PROBE, PROBED
-from freshness.database.session import NAME_IN_SESSION
+from freshness.database.session import CREATED_SQL, NAME_IN_SESSION
 from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 
 _HEARTBEATS: Final = f"""
@@ -303,6 +303,7 @@ class FakeCursor:
 def translate(sql: str, server: FakeServer) -> str:
     """A statement of MySQL or MariaDB as SQLite has it."""
     sql = sql.replace(NAME_IN_SESSION[server.flavor], f"'{server.name}'")
+    sql = sql.replace(CREATED_SQL[server.flavor], "SELECT 'created', 0")
     sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))
     return _PARAMETER.sub(lambda found: "%" if found[0] == "%%" else f":{found[1]}" if found[1] else "?", sql)

@@ -51,7 +51,7 @@ class CacheNode(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the next `send` opens no connection."""
+        """Whether there is a connection, and its server is not known to have closed it."""
 
     def connect(self) -> None:
         """Open the connection if it is closed; fails as `send`."""

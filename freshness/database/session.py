@@ -74,6 +74,11 @@ NAME_IN_SESSION: Final = {flavor: _find_name(flavor) for flavor in VARIABLES}
 """The server's name for itself, by flavor; NULL if this very statement runs in a session that is not set up: a
 stored function has changed it, or a proxy has chosen another one."""
 
+_CREATED: Final = {"mysql": "Com_create_table", "mariadb": "Com_create_temporary_table"}
+CREATED_SQL: Final = {flavor: f"SHOW SESSION STATUS LIKE '{name}'" for flavor, name in _CREATED.items()}
+"""Returns a name and how many temporary tables the session has created, by flavor. MySQL counts all tables. No server
+shows, without a privilege, which ones are left; what resets the session drops them and counts from 0."""
+
 
 def set_up_sql(flavor: str, timeout_seconds: float, *, keeps: bool = False) -> str:
     """One statement that sets the variables of a read. ``timeout_seconds``: bound of each statement, in seconds.

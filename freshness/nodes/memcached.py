@@ -75,6 +75,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
             self._address: tuple[str, int] | str = normalize_server_spec(name)
         except ValueError as error:
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port") from error
+        self._place = self._address if isinstance(self._address, tuple) else None
         self._connections = -1  # the first one is number 0
         self._waits_in_kernel = False
         self._received = b""
@@ -192,6 +193,9 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         self._receive_bytes = RECEIVE_BYTES
         self._waits_in_kernel = _wait_in_kernel(connection, self._reach.timeout_seconds)
         self._greet(connection)
+        return connection
+
+    def _find_socket(self, connection: socket.socket) -> socket.socket:
         return connection
 
     def _disconnect(self, connection: socket.socket) -> None:

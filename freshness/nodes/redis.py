@@ -125,6 +125,8 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         host, _, port = name.rpartition(":")
         if make_connection is None and not (host and port.isdecimal()):
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port")
+        if make_connection is None:
+            self._place = host.strip("[]"), int(port)
         self._item_bytes_max = item_bytes_max
         self._make_connection = make_connection or self._connect_by_name
 
@@ -252,11 +254,11 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         return connection
 
     def _connect_by_name(self) -> AbstractConnection:
-        host, _, port = self.name.rpartition(":")
-        reach = self._reach
+        assert self._place is not None, "a node has an address or a connection"
+        (host, port), reach = self._place, self._reach
         options: dict[str, Any] = {
-            "host": host.strip("[]"),
-            "port": int(port),
+            "host": host,
+            "port": port,
             "credential_provider": None if reach.credentials is None else _Credentials(reach.credentials),
             "socket_connect_timeout": reach.connect_timeout_seconds,
             "socket_timeout": reach.timeout_seconds,
@@ -266,6 +268,10 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         if reach.make_tls is None:
             return _PlainConnection(reach.network, **options)
         return _TlsConnection(reach.network, reach.make_tls, **options)
+
+    def _find_socket(self, connection: AbstractConnection) -> socket.socket | None:
+        found = getattr(connection, "_sock", None)  # fakeredis has another thing there
+        return found if isinstance(found, socket.socket) else None
 
     def _disconnect(self, connection: AbstractConnection) -> None:
         connection.disconnect()  # type: ignore[no-untyped-call]

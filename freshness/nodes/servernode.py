@@ -7,6 +7,8 @@ and so no answer is taken for that of another flow, and no failure for a reply (
 
 from __future__ import annotations
 
+import select
+import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +53,10 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
         self._reach = reach or Reach()
         self._connection: Connected | None = None
         self._awaited: Awaited | None = None
+        self._place: tuple[str, int] | None = None
+        """Name and port of the server; None if it has no name that could lead elsewhere."""
+        self._peer: tuple[Any, ...] | None = None
+        """The address of the connection; None if the name cannot leave it."""
 
     def send(self, requests: Sequence[Request]) -> None:
         if self._awaited is not None:
@@ -59,7 +65,12 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
         try:
             connection = self._connection
             if connection is None:
-                connection = self._open()
+                connection = self._begin()
+            elif self._has_moved():
+                raise NodeUnavailable(
+                    f"{self.technology} {self.name} leads elsewhere than this connection, which is closed",
+                    hint="the next one goes to the server that the name leads to",
+                )
             self._awaited = awaited
             self._write(connection, commands)
         except BaseException as error:
@@ -68,7 +79,13 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
 
     @property
     def is_connected(self) -> bool:
-        return self._connection is not None
+        connection = self._connection
+        if connection is None or self._awaited is not None:
+            return connection is not None
+        connected = self._find_socket(connection)
+        # Nothing is awaited: what can be read is the end, or the answer to nothing
+        has_ended = connected is not None and BLOCKING.wait(connected, select.POLLIN, 0)
+        return not has_ended and not self._has_moved()
 
     def connect(self) -> None:
         if self._connection is None:
@@ -106,10 +123,26 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
         assert self._awaited is None, "a question within a flow"
         try:
             connection = self._connection
-            yield self._open() if connection is None else connection
+            yield self._begin() if connection is None else connection
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _begin(self) -> Connected:
+        """Connect, and note where to."""
+        connection = self._open()
+        connected = self._find_socket(connection)
+        self._peer = None
+        if connected is not None and self._place is not None:
+            peer = connected.getpeername()[:2]
+            # The name may never have had the address: 0.0.0.0 leads to 127.0.0.1
+            is_said = peer[0] != self._place[0] and not self._reach.network.names.has_left(*self._place, peer)
+            self._peer = peer if is_said else None
+        return connection
+
+    def _has_moved(self) -> bool:
+        peer, place = self._peer, self._place
+        return peer is not None and place is not None and self._reach.network.names.has_left(*place, peer)
 
     def _fail(self, error: BaseException) -> None:
         """Close, and raise our own error for the known kinds of failure; return for all others."""
@@ -151,6 +184,10 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
     @abstractmethod
     def _translate(self, error: BaseException, *, was_open: bool) -> FreshnessError | None:
         """The failures that only this technology knows, and those in time."""
+
+    @abstractmethod
+    def _find_socket(self, connection: Connected) -> socket.socket | None:
+        """The socket of a connection; None if it has none."""
 
     @abstractmethod
     def _disconnect(self, connection: Connected) -> None:

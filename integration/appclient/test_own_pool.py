@@ -31,7 +31,10 @@ ROW = """INSERT INTO things VALUES (
     {id}, -5, 18446744073709551615, '12.30', 'é \U0001f30d', 'text', x'00ff', x'80', '2026-01-02',
     '2026-01-02 03:04:05.678', '2026-06-01 12:00:00', '-26:00:01.5', 'b', 1, 1.5, 0.1, 2026, '{{"a": [1]}}', 'x')"""
 BITS = "CREATE TABLE flags (id INT PRIMARY KEY, b BIT(3))"
-OBJECTS = CUSTOMER + '[objects.thing]\ntable = "things"\n[objects.flag]\ntable = "flags"\n'
+TOKENS = "CREATE TABLE tokens (id VARBINARY(8) PRIMARY KEY, v INT)"
+OBJECTS = CUSTOMER + "".join(
+    f'[objects.{table[:-1]}]\ntable = "{table}"\n' for table in ("things", "flags", "tokens")
+)
 SESSION = "SELECT @@autocommit, @@time_zone, @@sql_mode"
 ODD = "SET SESSION autocommit = 0, time_zone = '+05:00', sql_mode = 'PAD_CHAR_TO_FULL_LENGTH,ANSI_QUOTES'"
 
@@ -48,7 +51,10 @@ def systems(
             pair.primary.execute("DROP DATABASE IF EXISTS shop")
             pair.primary.execute("CREATE DATABASE shop")
             manager = running_system(
-                pair, tmp_path_factory.mktemp(flavor), tables=(CUSTOMERS_TABLE, THINGS, BITS), objects=OBJECTS
+                pair,
+                tmp_path_factory.mktemp(flavor),
+                tables=(CUSTOMERS_TABLE, THINGS, BITS, TOKENS),
+                objects=OBJECTS,
             )
             running[flavor] = (manager, manager.__enter__())
         started: System = running[flavor][1]
@@ -158,6 +164,25 @@ def test_values_are_those_of_this_librarys_connections(system: System, kind: str
         hit = plain.get("thing", key, explain=True)
         assert (hit.outcome, hit.value) == (ReadOutcome.HIT, row)
         plain.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_binary_keys_and_parameters_find_their_rows(system: System, kind: str) -> None:
+    keys = [bytes([KINDS.index(kind)]) + rest for rest in (b"\xff\x00", b"a'\\", b"%s%%", b"")]
+    for number, key in enumerate(keys):
+        system.execute(f"REPLACE INTO tokens VALUES (x'{key.hex()}', {number})")
+    system.settle()
+    with open_with(kind, system) as (cache, _):
+        for number, key in enumerate(keys[:2]):
+            assert cache.get("token", key) == {"id": key, "v": number}
+        assert [row["v"] for row in cache.get_many("token", keys).values()] == [*range(len(keys))]
+        database = cache.database()
+        for params in ([b"%", "a"], [b"%", b"a"]):
+            rows = database.query("SELECT HEX(%s) AS h, %s LIKE '%%a' AS fits", params).rows
+            assert rows == [{"h": "25", "fits": 1}]
+        assert database.query("SELECT HEX(%(b)s) AS h, %(a)s AS a", {"a": 1, "b": b"%"}).rows == [
+            {"h": "25", "a": 1}
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -165,6 +165,23 @@ def test_a_table_as_of_the_past_is_refused(system: System, flavor: Flavor) -> No
     connection.close()
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TEMPORARY TABLE customers (id INT, name VARCHAR(20), v INT)", "COMMIT"],
+        ["CREATE TEMPORARY TABLE other LIKE customers", "ALTER TABLE other RENAME customers", "COMMIT"],
+    ],
+    ids=["created", "renamed"],
+)
+def test_a_temporary_table_in_a_pool_fills_nothing(system: System, statements: list[str]) -> None:
+    pools, connection = own_pool(system, *statements)
+    with opened(system, pools=pools) as cache:
+        read = cache.get("customer", 1, explain=True)
+    assert (read.value or {}).get("name") == "shop", "the next server has it"
+    assert hit(system, "customer", 1)["name"] == "shop"
+    connection.close()
+
+
 def test_queries_of_one_loader_in_threads_get_their_own_answers(system: System) -> None:
     with opened(system) as cache:
 

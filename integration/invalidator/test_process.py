@@ -123,9 +123,7 @@ class Load:
 
 
 @contextmanager
-def system_with_cache(
-    pair: Pair, folder: Path, settings: Mapping[str, Any] = {}
-) -> Iterator[tuple[System, Cache]]:
+def system_with_cache(pair: Pair, folder: Path, **settings: Any) -> Iterator[tuple[System, Cache]]:
     with running_system(pair, folder, cache=settings) as system:
         cache = system.open_cache()
         yield system, cache
@@ -381,7 +379,7 @@ def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_second
         if pair.primary.flavor == "mariadb"
         else ("STOP REPLICA SQL_THREAD", "START REPLICA SQL_THREAD")
     )
-    with system_with_cache(pair, tmp_path, REPLICAS_ALONE) as (system, cache):
+    with system_with_cache(pair, tmp_path, **REPLICAS_ALONE) as (system, cache):
         keys = insert_customers(system, 20)
         changed = keys[:10]
         wait_for_hits(cache, "customer", keys, system.describe)

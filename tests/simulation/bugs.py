@@ -927,7 +927,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "put back with an older heartbeat": _older_heartbeat,
     "put back with the floor alone": _put_back_with_the_floor,
     "what was appended meanwhile is dropped": _appended_is_dropped,
-    "nonce ignored": 1362_nonce_ignored,
+    "nonce ignored": _nonce_ignored,
     "put back by set": _put_back_by_set,
     "put back by add": _put_back_by_add,
     # Publishing:
@@ -941,7 +941,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "lapse and life ignored": _lapse_ignored,
     "record put back from memory": _record_put_back,
     "opened before it caught up": _opened_before_caught_up,
-    "tenure ignored": 1485_tenure_ignored,
+    "tenure ignored": _tenure_ignored,
     "a new primary is trusted": _new_primary_trusted,
     "topology ignored": _topology_ignored,
     "ring ignored": _ring_ignored,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from appclient import Cache
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
+from freshness.algorithm.request import Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import NO_DEMAND, Read
 from freshness.config.access import NodeAccess
 from freshness.config.config import load_config
-from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 
@@ -84,6 +86,79 @@ def test_connections_are_opened_when_needed_and_used_again(cache: Cache, nodes: 
     assert nodes.closings == [1]
     assert cache.get("customer", 1) is None
     assert nodes.closings == [1, 0]
+
+
+class ClosedWhileIdle(Node):
+    """Its server closes the connection when ``is_connected`` is set to False; the next one is a new one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        inner, self.asked = self.perform, list[Request]()
+
+        def perform(requests: Sequence[Request]) -> list[Reply]:
+            if not self.is_connected:
+                self.close()
+                raise NodeUnavailable(f"{name} broke the connection")
+            self.asked += requests
+            return inner(requests)
+
+        self.perform = perform
+
+    @property
+    def has_read_records(self) -> bool:
+        """Since the last question."""
+        asked, self.asked[:] = [*self.asked], []
+        return any(isinstance(request, Get) and request.is_bound for request in asked)
+
+    def close(self) -> None:
+        super().close()
+        self.is_connected = True
+
+
+@pytest.fixture
+def idle() -> ClosedWhileIdle:
+    return ClosedWhileIdle("127.0.0.1:21")
+
+
+@pytest.fixture
+def idle_cache(idle: ClosedWhileIdle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """It has read the records of its node, and reads by the procedure."""
+    schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG)
+    cache = Cache(load_config(path, {}), open_node=lambda *_: idle)
+    assert read_outcome(cache) is ReadOutcome.NO_RECORD
+    assert idle.has_read_records
+    assert read_outcome(cache) is ReadOutcome.NO_RECORD
+    assert not idle.has_read_records, "a young copy"
+    return cache
+
+
+def read_outcome(cache: Cache) -> ReadOutcome:
+    outcome: ReadOutcome = cache.get("customer", 1, max_staleness_seconds=60, explain=True).outcome
+    return outcome
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced_and_its_records_are_forgotten(
+    idle_cache: Cache, idle: ClosedWhileIdle
+) -> None:
+    """They are of the server that was there before (F129)."""
+    idle.is_connected = False
+    assert read_outcome(idle_cache) is ReadOutcome.NO_RECORD
+    assert idle.has_read_records
+    assert idle.closings == 1
+
+
+def test_a_shadow_read_that_meets_the_failure_of_a_node_forgets_its_records(
+    idle_cache: Cache, idle: ClosedWhileIdle
+) -> None:
+    """The next read of that reader is on a new connection (F129)."""
+    idle.is_connected = False
+    with pytest.raises(NodeUnavailable):
+        idle_cache._pipeline.nodes.look(idle_cache.lookups.find("customer", 1))
+    assert read_outcome(idle_cache) is ReadOutcome.NO_RECORD
+    assert idle.has_read_records
 
 
 def test_threads_that_read_one_after_the_other_share_connections(cache: Cache, nodes: Nodes) -> None:

@@ -25,6 +25,7 @@ from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     ConfigError,
     ConnectionsExhausted,
+    FormatError,
     QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
@@ -405,6 +406,15 @@ def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: Sh
     with pytest.raises(SourceUnsuitable, match="syntax"):
         database.run(raising(pymysql.err.ProgrammingError(1064, "syntax")))
     assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False)]
+
+
+def test_the_text_of_none_is_no_token(servers: Servers) -> None:
+    """``str()`` of a token that a read does not have."""
+    shard = Shard(primary=PRIMARY, replicas=(), lineage="shop/-")
+    database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
+    with pytest.raises(FormatError, match=r"had no token.*no invalidator has prepared that server"):
+        database.query("SELECT 1", compare_event_token=str(None))
+    assert servers.made == []
 
 
 TOO_LONG = pymysql.err.OperationalError(3024, "maximum statement execution time exceeded")

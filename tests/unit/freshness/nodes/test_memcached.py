@@ -36,7 +36,7 @@ from freshness.algorithm.request import (
     Strikes,
 )
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
-from freshness.network import Network
+from freshness.network import RESOLVE_SECONDS, NameWatch, Network
 from freshness.nodes import memcached
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.meta import VERSION_LIMIT, Plan, ProtocolError, ReplyReader, decode_flow, encode_flow
@@ -449,6 +449,21 @@ def test_a_connection_that_ended_is_not_read_again() -> None:
     node.close()
 
 
+@pytest.mark.parametrize("ends", [b"", b"EN\r\n"], ids=["the end", "an answer that nobody asked for"])
+def test_a_connection_that_the_server_has_ended_is_none(ends: bytes) -> None:
+    node = MemcachedNode("127.0.0.1:1")
+    node._connection, server = socket.socketpair()
+    with closing(server):
+        node.send([GET])
+        server.sendall(b"EN\r\n")
+        assert node.is_connected, "its answer waits to be read"
+        assert node.receive() == [MISSING]
+        assert node.is_connected
+        server.sendall(ends)
+    assert not node.is_connected
+    node.close()
+
+
 def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
     node = connect(script, [*GREETING, b""], [b""], timeout_seconds=0.2)
     for _ in range(2):
@@ -707,6 +722,92 @@ def test_over_tls_no_command_is_cut_by_the_end_of_a_record() -> None:
     assert b"".join(records) == b"".join(commands)
 
 
+class Resolver:
+    """A name that leads to one of two servers; it has been asked as often as ``asked`` counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[Any] | OSError = []
+        self.asked = 0
+        self.now = 0.0
+        self.network = Network()
+        self.network.names = NameWatch(lambda: self.now)
+        monkeypatch.setattr(socket, "getaddrinfo", self.resolve)
+        monkeypatch.setattr("_thread.start_new_thread", lambda function, arguments: function(*arguments))
+
+    def lead_to(self, *addresses: str) -> None:
+        places = [address.rpartition(":") for address in addresses]
+        self.found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(port))) for host, _, port in places
+        ]
+
+    def resolve(self, *_: object, **__: object) -> list[Any]:
+        self.asked += 1
+        if isinstance(self.found, OSError):
+            raise self.found
+        return self.found
+
+    def pass_time(self) -> None:
+        self.now += RESOLVE_SECONDS
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    return Resolver(monkeypatch)
+
+
+def test_a_connection_ends_when_its_name_leads_elsewhere(
+    script: list[ScriptedServer], resolver: Resolver
+) -> None:
+    """The server that the name has left still answers, and would do so as long as it lives."""
+    first, second = (
+        ScriptedServer([[*GREETING, *[b"VA 1 c1 t-1\r\n%b\r\n" % value] * 3]]) for value in (b"f", b"p")
+    )
+    script += first, second
+    resolver.lead_to(first.address)
+    node = MemcachedNode("cache:11211", Reach(network=resolver.network))
+    assert node.perform([GET]) == [Item(b"f", 1)]
+    resolver.lead_to(second.address)
+    assert node.is_connected
+    assert node.perform([GET]) == [Item(b"f", 1)]
+    assert resolver.asked == 1, "not so soon"
+    resolver.pass_time()
+    assert not node.is_connected
+    with pytest.raises(NodeUnavailable, match="leads elsewhere"):
+        node.perform([GET])
+    assert node.perform([GET]) == [Item(b"p", VERSION_LIMIT + 1)]
+    assert node.is_connected
+    node.close()
+
+
+def test_a_name_that_cannot_be_looked_up_ends_no_connection(
+    script: list[ScriptedServer], resolver: Resolver
+) -> None:
+    script.append(ScriptedServer([[*GREETING, b"EN\r\n"]]))
+    resolver.lead_to("127.0.0.1:1", script[0].address)
+    node = MemcachedNode("cache:11211", Reach(network=resolver.network))
+    node.connect()
+    for found in (OSError("no resolver"), resolver.found):
+        resolver.found = found
+        resolver.pass_time()
+        assert [node.is_connected, node.is_connected] == [True, True]
+    assert node.perform([GET]) == [MISSING]
+    assert resolver.asked == 3
+    node.close()
+
+
+def test_an_address_that_stands_for_others_ends_no_connection(
+    script: list[ScriptedServer], resolver: Resolver
+) -> None:
+    """0.0.0.0 leads to 127.0.0.1."""
+    script.append(ScriptedServer([[*GREETING, b"EN\r\n"]]))
+    resolver.lead_to(script[0].address.replace("127.0.0.1", "0.0.0.0"))
+    node = MemcachedNode("cache:11211", Reach(network=resolver.network))
+    node.connect()
+    resolver.pass_time()
+    assert node.perform([GET]) == [MISSING]
+    node.close()
+
+
 def test_all_addresses_of_a_name_are_tried() -> None:
     """As ``localhost`` is ::1 and 127.0.0.1, and a server listens on one of them."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, closing(socket.socket()) as closed:
@@ -717,11 +818,11 @@ def test_all_addresses_of_a_name_are_tried() -> None:
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", silent.getsockname()),
         ]
 
-        class Names(Network):
+        class Resolving(Network):
             def resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
                 return addresses
 
-        node = MemcachedNode(f"cache:{port}", Reach(network=Names(), timeout_seconds=0.05))
+        node = MemcachedNode(f"cache:{port}", Reach(network=Resolving(), timeout_seconds=0.05))
         with pytest.raises(NodeUnavailable, match="did not answer"):
             node.perform((GET,))
         silent.accept()[0].close()

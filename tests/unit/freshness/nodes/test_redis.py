@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,8 @@ FULL_IN_SCRIPT = ResponseError("Error running script: @user_script:3: -OOM comma
 
 class Connection:
     """A server that has all scripts, and then gives these answers."""
+
+    _sock: socket.socket | None = None
 
     def __init__(self, *answers: object) -> None:
         self._answers: Iterator[object] = iter(answers)
@@ -40,6 +43,17 @@ class Connection:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+def test_a_connection_that_the_server_has_closed_is_none() -> None:
+    connection = Connection(b"1")
+    connection._sock, server = socket.socketpair()
+    node = RedisNode("idle:1", make_connection=lambda: connection)  # type: ignore[arg-type,return-value]
+    node.connect()
+    assert node.is_connected
+    server.close()
+    assert not node.is_connected
+    connection._sock.close()
 
 
 def perform(request: Request, *answers: object) -> Reply:
