@@ -51,8 +51,8 @@ class ServerAccess:
     ``connections_max``: maximum of connections to each server. ``network``: how reads wait. ``open_connection``: in
     the place of `connect`.
     ``own_pools``: pools of the application, by host and port. ``zone``: zone of this process, "" for none.
-    ``observer``: receiver of the reads of each server. ``permit_primary``: whether one more read may go to the
-    primary because the replicas lack what its rows must show.
+    ``observer``: receiver of the reads of each server. ``permit_primary``: permission for one more read of
+    the primary because the replicas lack what its rows must show.
     """
 
     timeout_seconds: float = 5.0

@@ -44,7 +44,7 @@ from invalidator.vstream.open import make_source as make_vstream
 class Assignment:
     """The task of one worker. Two equal tasks need no restart when the configuration is loaded again: ``objects`` is
     all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: the cache nodes that
-    the worker looks after. ``registry`` is None where the schema could not be read: the worker reads it.
+    the worker looks after. ``registry`` is None if the schema could not be read: the worker reads it.
     ``topology``: the number of the configuration."""
 
     keyspace: str

@@ -182,7 +182,7 @@ class Checker:
         reads: Sequence[Read],
         acknowledged: Sequence[Mapping[tuple[str, bytes], Position]],
     ) -> None:
-        """``acknowledged``: as of `find_acknowledged` when the read began."""
+        """``acknowledged``: answer of `find_acknowledged` when the read began."""
         for lookup, read, before in zip(lookups, reads, acknowledged, strict=True):
             self.outcomes[read.outcome] += 1
             if read.shows_required:

@@ -126,7 +126,7 @@ class RowDecoder:
         return ChangedRows(table, op, ends_statement, changes, is_past=is_past)
 
     def _period_of(self, table: str, columns: Sequence[MappedColumn], key: tuple[str, ...]) -> Period | None:
-        """None where no column can be the end of one."""
+        """None if no column can be the end of one."""
         moments = [each.name for each in columns if each.kind == TIMESTAMP2 and each.width == PERIOD_DIGITS]
         return self._find_period(table, moments, key) if moments and self._flavor == "mariadb" else None
 
