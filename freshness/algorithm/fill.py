@@ -107,7 +107,7 @@ def load_and_fill(
     yield from _fill(context, fills)
     yield from _drop_stubs(context, [entry for entry, _, _ in refused])
     for entry, state, row in refused:
-        is_shown = entry.is_shown(row.tokens)
+        is_shown = entry.is_shown(row)
         entry.state = Read(state.outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
         if context.witness is not None:
             tell_refusal(context.witness, entry.lookup, state.outcome, row)
@@ -268,7 +268,7 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            is_shown = fill.entry.is_shown(row.tokens)
+            is_shown = fill.entry.is_shown(row)
             fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
             if witness is not None:
                 attempt = Attempt(fill.payload, cas, reply, sent_us)

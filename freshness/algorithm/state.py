@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key
-from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import NO_TOKENS, Flows, Get, Procedure, Request, Version
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import NodeView, Sightings
@@ -200,12 +200,17 @@ class Pending:
     def is_waiting(self) -> bool:
         return isinstance(self.state, Stub) and self.state.is_leased
 
-    def is_shown(self, tokens: Mapping[str, EventToken]) -> bool:
-        """Whether rows that were read at these tokens have all that is required of them."""
-        required = self.required
-        return required is not None and all(
-            lineage in required and lineage in tokens and covers(tokens[lineage], required[lineage])
-            for lineage in self.lookup.policy.lineages
+    def is_shown(self, row: Loaded) -> bool:
+        """Whether the value has all that is required of it. A row of another spelling has another stripe."""
+        required, tokens = self.required, row.tokens
+        is_own = row.refusal is not ReadOutcome.KEY and (row.value is not None or self.lookup.is_exact)
+        return (
+            required is not None
+            and is_own
+            and all(
+                lineage in required and lineage in tokens and covers(tokens[lineage], required[lineage])
+                for lineage in self.lookup.policy.lineages
+            )
         )
 
     @property

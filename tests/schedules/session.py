@@ -51,7 +51,8 @@ def kind_of(sql: str) -> str:
 
 
 class Session:
-    """``reach`` is given the kind of each statement; it may raise what pymysql would. ``engine``: engine of all tables."""
+    """``reach`` is given the kind of each statement; it may raise what pymysql would. ``engine``: engine of all
+    tables."""
 
     engine = "InnoDB"
 

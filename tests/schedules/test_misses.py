@@ -13,14 +13,15 @@ import pytest
 
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import Coverage, NodeRecord, Stripe
+from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.request import Delete, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
 from freshness.algorithm.state import Pending
-from freshness.position import empty_position
+from freshness.position import empty_position, parse_position
 from freshness.position.token import EventToken
 from tests.schedules.test_at_least import ROWS, Server, commit, open_shard
 from tests.schedules.test_defences import prove, start
-from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World
+from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
 
 
 def read_lagging(world: World, *, catches_up: bool = False) -> tuple[ReadOutcome, bool]:
@@ -139,6 +140,23 @@ def test_the_database_is_asked_for_what_the_stripe_holds() -> None:
     step = Reader(world, world.replica()).reading().until_kind(ReadToken).steps[-1]
     assert isinstance(step, Load)
     assert step.lookups[0].required[LINEAGE].position.contains(made.position)
+
+
+def test_the_stripe_of_another_spelling_says_nothing() -> None:
+    """The row that the database finds has an item of its own, and so another stripe."""
+    position = parse_position("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1")
+    tokens = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, position)}
+
+    def is_shown(value: Any, refusal: ReadOutcome | None = None, *, is_exact: bool = True) -> bool:
+        entry = Pending(lookup(is_exact=is_exact))
+        entry.required = tokens
+        return entry.is_shown(Loaded(value, tokens, refusal))
+
+    assert is_shown([1])
+    assert is_shown(None)
+    assert is_shown([1], is_exact=False)
+    assert not is_shown(None, is_exact=False)
+    assert not is_shown([1], ReadOutcome.KEY)
 
 
 def test_a_closed_node_says_nothing() -> None:
