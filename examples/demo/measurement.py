@@ -1,8 +1,8 @@
 """What is counted of each strategy, and what counts as stale.
 
 A **stale read** is a hit whose value lacks a change that this strategy had already acknowledged as invalidated
-when the read began. A miss that reads an old row from the replica is counted apart (``stale_replica_reads``):
-that is the replica's lag, the cache has no part in it, and every strategy has it.
+when the read began. A miss that gets an old row is counted apart (``stale_replica_reads``): it comes from the late
+replica, where no cache says that a newer row is required.
 
 All times are ``time.monotonic()`` in seconds, which on Linux is the same for all processes of a machine.
 """

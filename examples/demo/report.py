@@ -72,7 +72,8 @@ class StrategyResult:
 @dataclass(frozen=True, slots=True)
 class DemoResult:
     """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote. ``lives``: number
-    of lives of each node; more than one means that a node was emptied."""
+    of lives of each node; more than one means that a node was emptied. ``primary_reads``: number of misses of
+    event_tokens that the primary answered since the replica lacked a change."""
 
     flavor: str
     seconds: float
@@ -84,6 +85,7 @@ class DemoResult:
     interruptions: Interruptions
     lives: Mapping[str, int]
     strategies: Mapping[str, StrategyResult]
+    primary_reads: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -110,6 +112,7 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "replica_lag_max_seconds": round(max(result.replica_lags_seconds, default=0.0), 3),
         "node_lives": dict(result.lives),
         "interruptions": asdict(result.interruptions),
+        "primary_reads": result.primary_reads,
         "strategies": {name: _strategy_json(result.strategies[name]) for name in STRATEGIES},
     }
 
@@ -223,10 +226,11 @@ def explain(result: DemoResult) -> list[str]:
         f"What became of its reads: {_outcomes(result.strategies[EVENT_TOKENS].outcomes)}."
     )
     lines.append(
-        "Misses go to the same late replica under each strategy. Rows from it, not from the cache, that were "
-        "older than an acknowledged invalidation: "
+        "Rows from misses that were older than an acknowledged invalidation: "
         + ", ".join(f"{name} {result.strategies[name].stale_replica_reads:,}" for name in STRATEGIES)
-        + "."
+        + f". Misses go to the late replica. event_tokens read the primary {result.primary_reads:,} times "
+        f"({result.primary_reads / max(1, result.strategies[EVENT_TOKENS].reads):.1%} of its reads), where the "
+        "replica lacked a change that the cache knew of; the others know of none, and never do."
     )
     told = result.interruptions
     if told.reads:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pymysql
 
 from appclient import Cache
+from appclient.telemetry.observer import Observer, Vitals
 from examples.demo.acknowledgement import ProgressWatch, StreamLedger, commit_position, track_gtids
 from examples.demo.databases import DELAY_SECONDS, Flavor
 from examples.demo.interrupted import Interruptions
@@ -127,6 +128,19 @@ def run_demo(
             raise
 
 
+class PrimaryReads(Observer):
+    """Counts the misses that were read from the primary, since the replica lacked what they must show."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def observe(self, _: Vitals) -> Observer:
+        return self
+
+    def need_primary(self, is_permitted: bool) -> None:
+        self.count += is_permitted
+
+
 class _Run:
     def __init__(self, world: World, plan: Plan, view: View, workers: Workers) -> None:
         self._world, self._plan, self._view, self._workers = world, plan, view, workers
@@ -136,7 +150,8 @@ class _Run:
         cache = world.config.cache
         namespace = cache.namespace
         self._watch = ProgressWatch(cache.access, cache.nodes, namespace, LINEAGE, self._meters[EVENT_TOKENS])
-        self._cache = Cache.open(world.config_path)
+        self._primary_reads = PrimaryReads()
+        self._cache = Cache.open(world.config_path, telemetry=self._primary_reads)
         self._cache.loader("profile")(load_profile)
         self._registry = load_registry(world.config)
         self._placement = Placement(world.config.cache.nodes, namespace)
@@ -174,6 +189,7 @@ class _Run:
             pause_seconds=plan.pause_seconds,
             replica_lags_seconds=self._replica_lags,
             interruptions=interruptions,
+            primary_reads=self._primary_reads.count,
             lives={name: len(lives) for name, lives in self._watch.lives.items()},
             strategies={
                 name: StrategyResult.of(meter, verdicts[name]) for name, meter in self._meters.items()
