@@ -27,7 +27,7 @@ _NOT_DECODED: Final = """SELECT table_name, column_name, data_type FROM informat
 @dataclass(frozen=True, slots=True)
 class TableFacts:
     """``indexes``: of each table the columns of each of its indexes, in their order.
-    ``by_transaction``: tables that are system-versioned by transaction id. ``not_decoded``: of MySQL, columns of a
+    ``by_transaction``: tables that are system-versioned by transaction id. ``not_decoded``: columns of MySQL of a
     SELECT * that the driver does not decode, by table, with their types."""
 
     indexes: Mapping[str, Collection[tuple[str, ...]]]
