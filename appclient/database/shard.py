@@ -276,8 +276,14 @@ class ShardDatabase(ShardServers):
             else:
                 its = f"{table} ON {condition}{lock}"
             sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
-            with answered_in_time():
-                return self._ask(connection, question, sql, params)
+            try:
+                with answered_in_time():
+                    return self._ask(connection, question, sql, params)
+            except UnicodeDecodeError as error:
+                raise SourceUnsuitable(
+                    f"a column of {table} in {self.lineage} has bytes that the driver takes for text: {error}",
+                    hint="a VECTOR? make it INVISIBLE or keep it in another table; `invalidator check` names it",
+                ) from error
 
         def read(
             connection: Connection, address: ServerAddress, required: EventToken | None

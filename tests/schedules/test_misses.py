@@ -17,9 +17,10 @@ from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.request import Delete, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
 from freshness.algorithm.state import Pending
+from freshness.errors import SourceUnsuitable
 from freshness.position import empty_position, parse_position
 from freshness.position.token import EventToken
-from tests.schedules.test_at_least import ROWS, Server, commit, open_shard
+from tests.schedules.test_at_least import ROWS, Asked, Server, commit, open_shard
 from tests.schedules.test_defences import prove, start
 from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
 
@@ -212,6 +213,19 @@ def test_a_primary_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.Mon
     primary.is_down = False
     [row], _ = database.rows_with_token(*ROWS, None, "", commit(5))
     assert row["version"] == 4, "it is tried again after a while"
+
+
+def test_a_row_that_the_driver_cannot_decode_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database = open_shard(monkeypatch, Server(4))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        return b"\xff".decode()
+
+    monkeypatch.setattr(Asked, "find_rows", fail)
+    with pytest.raises(SourceUnsuitable, match=r"customers.* has bytes that the driver takes for text"):
+        database.rows_with_token(*ROWS)
 
 
 def test_a_lock_shows_all_that_is_in_the_log_of_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
