@@ -73,6 +73,7 @@ class NameWatch:
         self._clock = clock
         self._found: dict[tuple[str, int], frozenset[tuple[Any, ...]]] = {}
         self._asked_at: dict[tuple[str, int], float] = {}
+        self._counted: set[tuple[str, int]] = set()
 
     def note(self, host: str, port: int, found: Sequence[tuple[Any, ...]]) -> None:
         """Take an answer of ``socket.getaddrinfo``."""
@@ -90,6 +91,17 @@ class NameWatch:
             except RuntimeError as error:  # no thread is left, or the process ends
                 log.info("the name %s is not looked up now: %s", host, error)
         return address not in self._found.get((host, port), (address,))
+
+    def count_rivals(self, host: str, port: int, address: tuple[Any, ...]) -> int:
+        """How many addresses of the same family a name has: as IPv4 and IPv6 one server may have two. 0 if that was
+        more than one before, so that it is logged once."""
+        if (host, port) in self._counted:
+            return 0
+        is_ipv6 = ":" in address[0]
+        count = sum((":" in each[0]) == is_ipv6 for each in self._found.get((host, port), ()))
+        if count > 1:
+            self._counted.add((host, port))
+        return count
 
     def _ask(self, host: str, port: int) -> None:
         try:

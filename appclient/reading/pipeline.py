@@ -41,7 +41,7 @@ from freshness.config.config import Config
 from freshness.errors import FormatError
 from freshness.history.open import open_recorder
 from freshness.network import Network
-from freshness.nodes.open import open_node
+from freshness.nodes.open import import_node, open_node
 from freshness.position.token import EventToken
 from freshness.values.codec import decode_value, encode_value
 from freshness.values.compression import compressing
@@ -101,6 +101,8 @@ class Pipeline:
             connect_timeout_seconds=settings.node_connect_timeout_ms / 1000,
             timeout_seconds=settings.node_timeout_ms / 1000,
         )
+        if around.open_node is None:
+            import_node(settings.access.backend)  # now, so that no request waits for it or fails by it
         self._open_node = around.open_node or partial(open_configured, network=around.network)
         first = lookups.lineages[0] if lookups.lineages else ""
         probe = partial(around.open_node or open_configured, settings.access)

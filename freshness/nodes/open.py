@@ -5,6 +5,7 @@ Each technology is imported on first use, so that an application installs only t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -33,15 +34,21 @@ def open_node(
     make_tls = partial(make_context, login.tls, network) if login.tls is not None else None
     credentials = partial(find_credentials, login, name, network) if login.password else None
     reach = Reach(connect_timeout_seconds, timeout_seconds, make_tls, credentials, network)
-    if access.backend == "memcached":
+    return import_node(access.backend)(name, reach)
+
+
+def import_node(backend: str) -> Callable[[str, Reach], CacheNode]:
+    """The class of a backend's nodes. Raises `ConfigError` for one without, and for a client that is not installed
+    `ModuleNotFoundError`."""
+    if backend == "memcached":
         from freshness.nodes.memcached import MemcachedNode
 
-        return MemcachedNode(name, reach)
-    if access.backend == "redis":
+        return MemcachedNode
+    if backend == "redis":
         from freshness.nodes.redis import RedisNode
 
-        return RedisNode(name, reach)
+        return RedisNode
     raise ConfigError(
-        f'cache.backend = "{access.backend}" cannot be opened by address',
+        f'cache.backend = "{backend}" cannot be opened by address',
         hint="an embedded cache is handed over by the program that embeds it: pass open_node=",
     )

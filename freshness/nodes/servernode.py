@@ -7,6 +7,7 @@ and so no answer is taken for that of another flow, and no failure for a reply (
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import ssl
@@ -20,6 +21,8 @@ from freshness.algorithm.request import Get, Item, Reply, Request
 from freshness.errors import ConfigError, FreshnessError, NodeTimedOut, NodeUnavailable
 from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
 from freshness.network import BLOCKING, Network
+
+log = logging.getLogger(__name__)
 
 Connected = TypeVar("Connected")
 Awaited = TypeVar("Awaited")
@@ -138,6 +141,15 @@ class ServerNode(ABC, Generic[Connected, Awaited]):
             # The name may never have had the address: 0.0.0.0 leads to 127.0.0.1
             is_said = peer[0] != self._place[0] and not self._reach.network.names.has_left(*self._place, peer)
             self._peer = peer if is_said else None
+            count = self._reach.network.names.count_rivals(*self._place, peer)
+            if count > 1:
+                log.warning(
+                    "%s %s leads to %d addresses: if they are several servers, reads find nothing on all but one; "
+                    "name each in cache.nodes",
+                    self.technology,
+                    self.name,
+                    count,
+                )
         return connection
 
     def _has_moved(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -86,6 +87,19 @@ def test_connections_are_opened_when_needed_and_used_again(cache: Cache, nodes: 
     assert nodes.closings == [1]
     assert cache.get("customer", 1) is None
     assert nodes.closings == [1, 0]
+
+
+@pytest.mark.parametrize("backend", ["memcached", "redis"])
+def test_the_client_of_the_nodes_is_imported_before_the_first_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """A request does not wait for it, nor is it the first to learn that the package is missing."""
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: [KeyColumn("id", ColumnKind.INTEGER)])
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG.replace("[cache]", f'[cache]\nbackend = "{backend}"'))
+    monkeypatch.setitem(sys.modules, f"freshness.nodes.{backend}", None)
+    with pytest.raises(ModuleNotFoundError):
+        Cache(load_config(path, {}))
 
 
 class ClosedWhileIdle(Node):

@@ -808,6 +808,19 @@ def test_an_address_that_stands_for_others_ends_no_connection(
     node.close()
 
 
+def test_a_name_that_leads_to_several_servers_is_logged_once(
+    script: list[ScriptedServer], resolver: Resolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half of the reads would find no record, and nothing would say why."""
+    script.append(ScriptedServer([[*GREETING], [*GREETING], [*GREETING]]))
+    for others, warnings in (([], 0), (["127.0.0.9:1"], 1), (["127.0.0.9:1"], 1)):
+        resolver.lead_to(script[0].address, *others)
+        node = MemcachedNode("cache:11211", Reach(network=resolver.network))
+        node.connect()
+        node.close()
+        assert caplog.text.count("leads to 2 addresses") == warnings
+
+
 def test_all_addresses_of_a_name_are_tried() -> None:
     """As ``localhost`` is ::1 and 127.0.0.1, and a server listens on one of them."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, closing(socket.socket()) as closed:
