@@ -229,7 +229,7 @@ def explain(result: DemoResult) -> list[str]:
         "Rows from misses that were older than an acknowledged invalidation: "
         + ", ".join(f"{name} {result.strategies[name].stale_replica_reads:,}" for name in STRATEGIES)
         + f". Misses go to the late replica. event_tokens read the primary {result.primary_reads:,} times "
-        f"({result.primary_reads / max(1, result.strategies[EVENT_TOKENS].reads):.1%} of its reads), where the "
+        f"({result.primary_reads / max(1, result.strategies[EVENT_TOKENS].reads):.1%} of its reads), because the "
         "replica lacked a change that the cache knew of; the others know of none, and never do."
     )
     told = result.interruptions
