@@ -267,24 +267,6 @@ class ShardDatabase(ShardServers):
         returns the server's name and the rows, and has an answer even without rows.
         """
 
-        def select(connection: Connection, lock: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-            question, name = self._new_question()
-            one = f"(SELECT 1 AS {question}) AS {question}"
-            if order:
-                # Inside, an index can give the first rows; a join would read and sort all of them.
-                its = f"(SELECT * FROM {table} WHERE {condition}{order}{lock}) AS {table} ON TRUE{order}"
-            else:
-                its = f"{table} ON {condition}{lock}"
-            sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
-            try:
-                with answered_in_time():
-                    return self._ask(connection, question, sql, params)
-            except UnicodeDecodeError as error:
-                raise SourceUnsuitable(
-                    f"a column of {table} in {self.lineage} has bytes that the driver takes for text: {error}",
-                    hint="a VECTOR? make it INVISIBLE or keep it in another table; `invalidator check` names it",
-                ) from error
-
         def read(
             connection: Connection, address: ServerAddress, required: EventToken | None
         ) -> tuple[list[Row], EventToken | None]:
@@ -293,12 +275,12 @@ class ShardDatabase(ShardServers):
             if token is not None and required is not None and self._may_lock(address, token, required):
                 logged, lock = self._read_log(connection, server, table, token)
             try:
-                names, answers = select(connection, lock)
+                names, answers = self._select(connection, table, condition, order, lock, params)
                 token = logged
             except pymysql.MySQLError as error:
                 if not lock or error.args[0] not in _BUSY:
                     raise
-                names, answers = select(connection, "")
+                names, answers = self._select(connection, table, condition, order, "", params)
             # Without a row, all is NULL; a primary key never is otherwise.
             rows = [
                 dict(zip(names[1:], row[1:], strict=True))
@@ -313,6 +295,27 @@ class ShardDatabase(ShardServers):
             return rows, shown
 
         return self.run_showing(required, read)
+
+    def _select(
+        self, connection: Connection, table: str, condition: str, order: str, lock: str, params: Sequence[Any]
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The names of the columns and the rows, each with the name of the server in front."""
+        question, name = self._new_question()
+        one = f"(SELECT 1 AS {question}) AS {question}"
+        if order:
+            # Inside, an index can give the first rows; a join would read and sort all of them.
+            its = f"(SELECT * FROM {table} WHERE {condition}{order}{lock}) AS {table} ON TRUE{order}"
+        else:
+            its = f"{table} ON {condition}{lock}"
+        sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
+        try:
+            with answered_in_time():
+                return self._ask(connection, question, sql, params)
+        except UnicodeDecodeError as error:
+            raise SourceUnsuitable(
+                f"a column of {table} in {self.lineage} has bytes that the driver takes for text: {error}",
+                hint="a VECTOR? make it INVISIBLE or keep it in another table; `invalidator check` names it",
+            ) from error
 
     def _read_start(
         self,

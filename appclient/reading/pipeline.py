@@ -74,14 +74,9 @@ class Pipeline:
         self._config, self._lookups, self._around, self._observer = config, lookups, around, observer
         self.recorder = open_recorder(config, None if observer is None else observer.drop_history)
         self.refusals = Refusals(around.clock)
+        wait_seconds, clock, sleep = settings.overload_wait_ms / 1000, around.clock, around.network.sleep
         self.limits = {
-            name: RateLimit(
-                name,
-                entry.database_reads_per_second,
-                settings.overload_wait_ms / 1000,
-                around.clock,
-                around.network.sleep,
-            )
+            name: RateLimit(name, entry.database_reads_per_second, wait_seconds, clock, sleep)
             for name, entry in config.objects.items()
             if entry.database_reads_per_second
         }

@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 import pytest
 from packaging.requirements import Requirement
@@ -249,3 +251,44 @@ def test_the_spark_that_is_claimed_is_the_one_that_is_tested() -> None:
     pins = (CHECKOUT / "requirements/spark.txt").read_text()
     tested = re.findall(r"^pyspark==(\d+\.\d+)\.", pins, re.MULTILINE)
     assert claimed == [f"pyspark=={minor}.*" for minor in tested]
+
+
+# -- the product's sizes ---------------------------------------------------------------------------------
+
+LARGE: Final = {
+    "invalidator/cli/probe.py: probe has 10 parameters": "options of a verb",
+    "invalidator/cli/publish.py: publish has 9 parameters": "options of a verb",
+    "invalidator/cli/stream.py: stream has 14 parameters": "options of a verb",
+}
+"""Exceptions from the limits, and why."""
+
+
+def find_large(path: Path) -> Iterator[str]:
+    """A file over 500 lines, functions over 60 or with over 8 parameters, classes over 25 methods."""
+    text, name = path.read_text(), path.relative_to(CHECKOUT)
+    if len(text.splitlines()) > 500:
+        yield f"{name} has {len(text.splitlines())} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if methods > 25:
+                yield f"{name}: {node.name} has {methods} methods"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            count = sum(each.arg not in ("self", "cls") for each in given)
+            if count > 8:
+                yield f"{name}: {node.name} has {count} parameters"
+            length = (node.end_lineno or 0) - node.lineno + 1
+            if length > 60:
+                yield f"{name}: {node.name} has {length} lines"
+
+
+def test_no_file_function_or_class_of_the_product_is_large() -> None:
+    files = [
+        path
+        for package in ("freshness", "invalidator", "appclient", "spark")
+        for path in (CHECKOUT / package).rglob("*.py")
+        if not path.name.endswith("_pb2.py")
+    ]
+    assert files
+    assert {problem for path in files for problem in find_large(path)} == LARGE.keys()
