@@ -22,8 +22,9 @@ LOG_SECONDS: Final = 60.0
 
 _FILES = "application and invalidator run with different files: give both the same one"
 _REPLICAS = (
-    "replicas lag. If they do not: a position that no server reaches (an errant GTID). Many with little lag and many "
-    "writes: false sharing, raise `cache.stripes`"
+    "replicas lag, and the primary is not read in their place: `cache.primary_reads_per_second` is reached, or 0, or "
+    "the primary is down. If they do not lag: a position that no server reaches (an errant GTID). Many with little "
+    "lag and many writes: false sharing, raise `cache.stripes`"
 )
 
 REMEDIES: Final[dict[ReadOutcome, str]] = {
