@@ -108,7 +108,8 @@ class SmallWorld:
     which come into the log at any later moment.
     ``shorten_share``: see ``freshness.algorithm.invalidate``. ``fills_from_log``: the log holds whole rows, and the
     invalidators replace entries by them. ``asks``: each read asks for the last change that has returned, as a session
-    does that has made it. ``in_parts``: every value is in two parts, of which ``part_evictions`` may go.
+    does that has made it. ``reads_primary``: a miss goes to the primary if the replica lacks what its row must show;
+    in all other worlds it may not. ``in_parts``: every value is in two parts, of which ``part_evictions`` may go.
     """
 
     name: str
@@ -144,6 +145,7 @@ class SmallWorld:
     fills_from_log: bool = False
     in_parts: bool = False
     asks: bool = False
+    reads_primary: bool = False
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
     states_max: int = 2_000_000
@@ -212,6 +214,14 @@ WORLDS: Final = (
     SmallWorld(
         "entries are filled from the log while a session asks",
         is_filled=True, beats=0, reads=2, commits=3, fills_from_log=True, asks=True,
+    ),
+    SmallWorld(
+        "misses are read from a primary that shows late",
+        beats=0, reads=2, shows_late=True, reads_primary=True,
+    ),
+    SmallWorld(
+        "misses are read from the primary, and a stripe is evicted",
+        beats=0, reads=2, polls=1, stripe_evictions=1, reads_primary=True,
     ),
     SmallWorld("values in parts, one of them is evicted", is_filled=True, in_parts=True, beats=0, part_evictions=1),
     SmallWorld("values in parts, two readers", is_filled=True, in_parts=True, readers=2, beats=0, polls=1),
@@ -862,19 +872,23 @@ class Explorer:
         return self._answered(state, place, error if isinstance(step, Flow) else [error])
 
     def _load(self, state: State, place: int, step: Load) -> tuple[Label, State, str]:
-        """Token, then row, from the replica, or from the primary if the replica lacks a demanded change. As two
-        actions: the server may apply in between."""
+        """Token, then row, from the replica, or from the primary if the replica lacks a change that is demanded or
+        required. As two actions: the server may apply in between."""
         actor, name = state.actors[place], self._name(place)
         if not actor.replies:
-            asked = step.at_least.get(LINEAGE)
-            is_behind = asked is not None and not _prefix(state.applied).contains(asked.position)
+            required = step.lookups[0].required if self.world.reads_primary else NO_TOKENS
+            asked = [step.at_least.get(LINEAGE), required.get(LINEAGE)]
+            applied = _prefix(state.applied)
+            is_behind = any(one is not None and not applied.contains(one.position) for one in asked)
             shown = state.shown if is_behind else state.applied
             waiting = self._with_actor(state, place, actor._replace(replies=(_prefix(shown), is_behind)))
             return f"{name} reads the token {shown}", waiting, ""
         position, is_primary = actor.replies
         token = EventToken(LINEAGE, "-", 1, 0, position)
         shown = state.shown if is_primary else state.applied
-        version = max(number for number in range(1, shown + 1) if state.log[number - 1].is_change)
+        version = max(
+            (number for number in range(1, shown + 1) if state.log[number - 1].is_change), default=0
+        )
         answer = [Loaded(version, {LINEAGE: token})]
         return f"{name} reads version {version}", self._answered(state, place, answer), ""
 
@@ -1016,8 +1030,12 @@ class Explorer:
         return ""
 
     def _find_past(self, state: State, place: int, read: Read, own: int) -> str:
-        """I9."""
+        """I9 and I10."""
         seen = state.actors[place].seen
+        if read.shows_required and seen is not None:
+            lacking = [number for _, number in seen[1] if number > read.value]
+            if any(state.log[number - 1].is_change for number in lacking):
+                return f"I10: version {read.value} was read after commits {sorted(lacking)} were acknowledged"
         version = read.value
         if read.payload is not None:
             assert seen is not None

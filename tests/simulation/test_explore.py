@@ -18,7 +18,7 @@ PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidato
 SMALL = tuple(
     world
     for world in WORLDS
-    if world.name.startswith(("the node", "a reply", "a write", "an append", "entries", "values"))
+    if world.name.startswith(("the node", "a reply", "a write", "an append", "entries", "misses", "values"))
 )
 
 
@@ -68,6 +68,8 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("what was appended meanwhile is dropped", PUT_BACK),
         ("a pending stripe is not appended to", PUT_BACK),
         pytest.param("put back with an older heartbeat", PAUSED, marks=pytest.mark.slow),
+        ("stripe not required of a miss", SmallWorld("compare", beats=0, polls=1)),
+        ("a miss is fresh without its token", SmallWorld("compare", beats=0, polls=1)),
         ("the clock of a node is trusted", next(world for world in WORLDS if world.stops)),
     ],
 )
