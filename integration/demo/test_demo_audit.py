@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +60,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def effect_of(action: Mapping[str, Any]) -> tuple[str, Any]:
+    """The state of the item after it: gone, or this version."""
+    return action["action"], action["version"] if action["action"] == "fill" else None
+
+
 @pytest.mark.timeout(600)
 def test_event_tokens_are_clean(session: SparkSession, result: DemoResult, history: Path) -> None:
     assert result.strategies[EVENT_TOKENS].poisoned == 0
@@ -86,7 +92,7 @@ def test_what_the_audit_finds_poisoned_at_the_end_is_what_the_demo_finds(
             continue
         item = action["item"].decode()
         former = last.get(action["item"])
-        if former is not None and former["action"] != action["action"]:
+        if former is not None and effect_of(former) != effect_of(action):
             is_close = action["begin_us"] - former["end_us"] < CLOSE_US
             (close.add if is_close else close.discard)(item)
         last[action["item"]] = action
@@ -98,7 +104,6 @@ def test_what_the_audit_finds_poisoned_at_the_end_is_what_the_demo_finds(
     poisoned = {
         f"{name}:{key}:{number}" for key, number in (p.key for p in result.strategies[name].verdict.poisoned)
     }
-    # A delete has no version: if it and a set came within milliseconds, no clock can order them
+    # If two effects came within milliseconds, or one within the other, no clock can order them
     assert left - close == poisoned - close
-    assert len(poisoned & close) <= len(poisoned) / 10
-    assert poisoned, "a replica that lags poisons these caches, or the demo shows nothing"
+    assert poisoned - close, "a replica that lags poisons these caches, or the demo shows nothing"

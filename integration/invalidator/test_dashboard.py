@@ -208,8 +208,8 @@ def test_the_server_of_a_shard_dies(own_pair: Pair, tmp_path: Path, look: Open) 
 
 
 def make_late(pair: Pair, page: Dashboard) -> None:
-    """Read from a replica that is 4 s late. It follows nobody for a moment: a look just then leaves it, and one that is
-    so late is not chosen again."""
+    """Read from a replica that is 4 s late. It follows nobody for a moment: a look just then leaves it, and one so
+    late is not chosen again."""
 
     def is_late() -> bool:
         return "s behind; leases are not renewed from 6 s on" in page.text("#problems")
