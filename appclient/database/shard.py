@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -188,24 +187,13 @@ class ShardDatabase(ShardServers):
         does not answer, or gets no more such reads, on any replica, as without ``required``."""
         run = partial(self.run, keeps_connection=True) if keeps_connection else self.run
         if required is not None:
-            with self.giving_way():
+            try:
                 return run(lambda connection, address: read(connection, address, required))
+            except (QueryTimedOut, ConnectionsExhausted):
+                raise
+            except SourceUnavailable as error:
+                log.debug("%s is read without what the cache requires: %s", self.lineage, error)
         return run(lambda connection, address: read(connection, address, None))
-
-    @contextmanager
-    def giving_way(self) -> Iterator[None]:
-        """Around a read that the caller makes without ``required`` if no server answers it."""
-        try:
-            yield
-        except (QueryTimedOut, ConnectionsExhausted):
-            raise
-        except SourceUnavailable as error:
-            log.debug("%s is read without what the cache requires: %s", self.lineage, error)
-
-    def may_read_primary(self) -> bool:
-        """Whether one more read may go to the primary, because replicas lack what its rows must show; if so, it
-        counts."""
-        return not self._choice.is_avoided(self._shard.primary) and self._access.permit_primary()
 
     def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
         """The token, None if a proxy asked two servers. ``opened``: the loader's view, None after an interruption."""
@@ -339,10 +327,10 @@ class ShardDatabase(ShardServers):
         """As `_read_asked`. Raises `Behind` for a replica that does not show ``required``, unless it is the last one
         and the primary is down or gets no more such reads."""
         token, server = self._read_asked(connection, address, asked)
-        is_primary = address == self._shard.primary
-        if required is None or token is None or is_primary or covers(token, required):
+        primary = self._shard.primary
+        if required is None or token is None or address == primary or covers(token, required):
             return token, server
-        if IS_LAST.get() and not self.may_read_primary():
+        if IS_LAST.get() and (self._choice.is_avoided(primary) or not self._access.permit_primary()):
             return token, server
         raise behind(address)
 

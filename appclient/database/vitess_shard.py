@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,7 +15,10 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.vitess import VitessShard, of_primary, on_one_tablet
+from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable
 from freshness.position.token import EventToken, covers
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -71,7 +75,7 @@ class VitessShardDatabase(ShardDatabase):
                 lacks = (
                     required is not None and tablet.token is not None and not covers(tablet.token, required)
                 )
-                if lacks and of_primary is not None and of_primary.may_read_primary():
+                if lacks and of_primary is not None and of_primary.is_permitted():
                     return None
                 result = run_loader(load, opened)
                 if not opened.is_in_step:
@@ -83,8 +87,12 @@ class VitessShardDatabase(ShardDatabase):
         answer = self.run(read)
         if answer is None:
             assert of_primary is not None
-            with self.giving_way():
+            try:
                 return of_primary.snapshot(load, at_least)
+            except (QueryTimedOut, ConnectionsExhausted):
+                raise
+            except SourceUnavailable as error:
+                log.debug("%s is read without what the cache requires: %s", self.lineage, error)
             return self.snapshot(load, at_least)
         result, token = answer
         loaded = unwrap(result)
@@ -108,6 +116,10 @@ class VitessShardDatabase(ShardDatabase):
         """The rows of a table, and the token that was read before them on the same tablet."""
         sql = f"SELECT * FROM {table} WHERE {condition}{order}"
         return self.snapshot(lambda connection: connection.query(sql, params), at_least, required)
+
+    def is_permitted(self) -> bool:
+        """Whether one more read may go to these tablets, because others lack what its rows must show."""
+        return not self._choice.is_avoided(self._shard.primary) and self._access.permit_primary()
 
     def read_head(self) -> EventToken:
         """See `ShardDatabase.read_head`; of the primary tablet."""

@@ -268,8 +268,8 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            # The rule has compared the tokens with all that is required
-            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens, shows_required=True)
+            is_shown = fill.entry.is_shown(row)
+            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
             if witness is not None:
                 attempt = Attempt(fill.payload, cas, reply, sent_us)
                 tell_fill(witness, lookup, outcome, fill.guarded.records, row.tokens, attempt)

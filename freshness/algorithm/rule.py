@@ -139,9 +139,14 @@ def find_required(
         coverage = record.objects.get(policy.name)
         if coverage is None or coverage.fingerprint != policy.fingerprint:
             continue
-        known = record.progress if stripe is None or stripe.life != record.life else stripe.position
-        floors = [record.table_floors[table] for table in policy.tables if table in record.table_floors]
-        position = known.union_all([record.floor, coverage.start, *floors])
+        is_there = stripe is not None and stripe.life == record.life
+        position = (stripe.position if stripe is not None and is_there else record.progress).union(
+            record.floor
+        )
+        position = position.union(coverage.start)
+        for table in policy.tables:
+            if (floor := record.table_floors.get(table)) is not None:
+                position = position.union(floor)
         required[lineage] = EventToken(lineage, lineage, record.epoch, 0, position)
     return required
 

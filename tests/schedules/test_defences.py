@@ -148,12 +148,6 @@ def with_records(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Ru
     return find
 
 
-def without_floor(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
-    """A record that has forgotten where its life began, and from where on it covers the object."""
-    nothing = empty_position(record.floor.flavor)
-    return replace(record, floor=nothing, objects={policy.name: Coverage(policy.fingerprint, nothing)})
-
-
 # -- the fill ------------------------------------------------------------------------------------------
 
 
@@ -218,6 +212,12 @@ def test_the_floor_holds_what_was_before_the_life(monkeypatch: pytest.MonkeyPatc
         return read_lagging(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def without_floor(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
+            nothing = empty_position(record.floor.flavor)
+            return replace(
+                record, floor=nothing, objects={policy.name: Coverage(policy.fingerprint, nothing)}
+            )
+
         patch.setattr(fill, "find_fill_refusal", with_records(without_floor))
 
     prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
