@@ -37,6 +37,9 @@ _TLS = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|not in peer certific
 _UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
 _NO_TABLET = re.compile(r"failed to find a \w+ tablet", re.IGNORECASE)
+_TABLET_GONE = re.compile(
+    r"is either down or nonexistent|invalid (?:keyspace|shard) \S+ does not match expected", re.IGNORECASE
+)
 _UNFIT_COLUMNS = re.compile(
     r"cannot use column names in vstream filter|column \S+ not found|cannot determine table columns",
     re.IGNORECASE,
@@ -117,6 +120,9 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
             said,
             hint="are tablets of that type serving, and do they have what comes after the start position?",
         )
+    if _TABLET_GONE.search(details):
+        # NOT_FOUND and INVALID_ARGUMENT: codes that mean a wrong name elsewhere.
+        return SourceUnavailable(said, hint="vtgate chose a tablet that just left; it is tried again")
     if _NO_KEYSPACE.search(details):
         return SourceUnsuitable(said, hint="vtgate knows no such keyspace: check its name")
     if _UNDECODABLE.search(details):

@@ -71,6 +71,12 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
         (Code.UNIMPLEMENTED, "unknown service vtgateservice.Vitess", SourceUnsuitable),
         (Code.NOT_FOUND, "keyspace x", SourceUnsuitable),
         (
+            Code.NOT_FOUND,
+            'failed to get tablet connection to zone1-102: tablet: cell:"zone1" uid:102 is either down or nonexistent',
+            SourceUnavailable,
+        ),
+        (Code.INVALID_ARGUMENT, "invalid shard 0 does not match expected -80", SourceUnavailable),
+        (
             Code.FAILED_PRECONDITION,
             "shard provided in VGTID, -80, not found in the ks keyspace",
             SourceUnsuitable,
