@@ -72,7 +72,7 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
         (Code.NOT_FOUND, "keyspace x", SourceUnsuitable),
         (
             Code.NOT_FOUND,
-            'failed to get tablet connection to zone1-102: tablet: cell:"zone1" uid:102 is either down or nonexistent',
+            'failed to get tablet connection: tablet: cell:"zone1" uid:102 is either down or nonexistent',
             SourceUnavailable,
         ),
         (Code.INVALID_ARGUMENT, "invalid shard 0 does not match expected -80", SourceUnavailable),
