@@ -40,7 +40,7 @@ class ReadOutcome(Enum):
     NODE_DOWN = "the node did not answer"
     FOREIGN = "the item in the cache is not one of ours"
     IDENTITY = "the item in the cache is of another key or spelling"
-    DEAD = "the entry belongs to a former life of the node"
+    DEAD = "the entry belongs to a previous life of the node"
     NO_TOKEN = "the server read gives no engine-visible position"
     KEY = "the key's collation does not allow to cache this"
     PARTS = "a part of a large value is missing, or is of another value"
@@ -139,14 +139,9 @@ def find_required(
         coverage = record.objects.get(policy.name)
         if coverage is None or coverage.fingerprint != policy.fingerprint:
             continue
-        is_there = stripe is not None and stripe.life == record.life
-        position = (stripe.position if stripe is not None and is_there else record.progress).union(
-            record.floor
-        )
-        position = position.union(coverage.start)
-        for table in policy.tables:
-            if (floor := record.table_floors.get(table)) is not None:
-                position = position.union(floor)
+        known = record.progress if stripe is None or stripe.life != record.life else stripe.position
+        floors = [record.table_floors[table] for table in policy.tables if table in record.table_floors]
+        position = known.union_all([record.floor, coverage.start, *floors])
         required[lineage] = EventToken(lineage, lineage, record.epoch, 0, position)
     return required
 

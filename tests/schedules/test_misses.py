@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm import fill
-from freshness.algorithm.envelope import Coverage, NodeRecord, Stripe
+from freshness.algorithm.envelope import NodeRecord, Stripe
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.request import Delete, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
@@ -21,7 +21,7 @@ from freshness.errors import SourceUnsuitable
 from freshness.position import empty_position, parse_position
 from freshness.position.token import EventToken
 from tests.schedules.test_at_least import ROWS, Asked, Server, commit, open_shard
-from tests.schedules.test_defences import prove, start
+from tests.schedules.test_defences import prove, start, without_floor
 from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
 
 
@@ -33,7 +33,9 @@ def read_lagging(world: World, *, catches_up: bool = False) -> tuple[ReadOutcome
     return read.outcome, read.shows_required
 
 
-def plant_required(change: Callable[[NodeRecord, str], NodeRecord], *, keeps_stripes: bool = True) -> object:
+def plant_required(
+    change: Callable[[NodeRecord, ObjectPolicy], NodeRecord], *, keeps_stripes: bool = True
+) -> object:
     """`find_required` of changed records."""
 
     def changed(
@@ -42,7 +44,7 @@ def plant_required(change: Callable[[NodeRecord, str], NodeRecord], *, keeps_str
         records: Mapping[str, NodeRecord | None],
         stripes: Mapping[str, Stripe | None],
     ) -> Mapping[str, EventToken]:
-        seen = {name: None if one is None else change(one, policy.name) for name, one in records.items()}
+        seen = {name: None if one is None else change(one, policy) for name, one in records.items()}
         return find_required(policy, ring, seen, stripes if keeps_stripes else {})
 
     return changed
@@ -91,11 +93,6 @@ def test_a_row_that_lacks_what_was_before_the_life_is_not_fresh(monkeypatch: pyt
         return read_lagging(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def without_floor(record: NodeRecord, name: str) -> NodeRecord:
-            nothing = empty_position(record.floor.flavor)
-            start = Coverage(record.objects[name].fingerprint, nothing)
-            return replace(record, floor=nothing, objects={name: start})
-
         patch.setattr(fill, "find_required", plant_required(without_floor))
 
     prove(schedule, (ReadOutcome.FLOOR, False), plant, "I10", monkeypatch)

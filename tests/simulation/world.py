@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -17,7 +17,7 @@ from typing import Any, Final
 from freshness.algorithm.applier import create_members
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.membership import Membership, NodePolicy
 from freshness.algorithm.parts import Manifest
 from freshness.algorithm.read import read_through
 from freshness.algorithm.refill import LoggedRow
@@ -286,7 +286,7 @@ class World:
 
     def node_policy(self, lineage: str, process: Process) -> NodePolicy:
         options, reshard = process.settings, self.reshard
-        has_former_file = reshard is not None and process.name == reshard.left_behind
+        has_previous_file = reshard is not None and process.name == reshard.left_behind
         return NodePolicy(
             namespace=NAMESPACE,
             lineage=lineage,
@@ -297,8 +297,8 @@ class World:
             heartbeat_age_max_seconds=options.heartbeat_age_max_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
             is_serving=reshard is None
-            or reshard.is_serving(self.shard_of(lineage), has_former_file=has_former_file),
-            topology=1 if reshard is None or has_former_file else reshard.topology,
+            or reshard.is_serving(self.shard_of(lineage), has_previous_file=has_previous_file),
+            topology=1 if reshard is None or has_previous_file else reshard.topology,
         )
 
     def shard_of(self, lineage: str) -> Shard:
@@ -332,16 +332,16 @@ class World:
         self._add(Actor(f"{name} heartbeat", self, self._beat))
         self._add(Actor(f"{name} restorer", self, partial(self._restore, name)))
 
+    def _create_members(
+        self, nodes: Sequence[str], shard: Shard, process: Process
+    ) -> Mapping[str, Membership]:
+        policy, nonce = self.node_policy(shard.lineage, process), self._nonce(process.instance)
+        return create_members(nodes, policy, process.clock, nonce, shard.nothing)
+
     def _invalidate(self, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         invalidator = ShardInvalidator(
-            members=create_members(
-                placement.nodes,
-                self.node_policy(shard.lineage, process),
-                process.clock,
-                self._nonce(process.instance),
-                shard.nothing,
-            ),
+            members=self._create_members(placement.nodes, shard, process),
             instance=process.instance,
             clock=process.clock,
             find_heartbeat=process.pulse.find_begun,
@@ -418,13 +418,7 @@ class World:
     def _run_job(self, job: Job, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         acknowledger = Acknowledger(
-            members=create_members(
-                placement.nodes,
-                self.node_policy(shard.lineage, process),
-                process.clock,
-                self._nonce(process.instance),
-                shard.nothing,
-            ),
+            members=self._create_members(placement.nodes, shard, process),
             instance=process.instance,
             clock=process.clock,
             find_heartbeat=process.pulse.find_begun,
