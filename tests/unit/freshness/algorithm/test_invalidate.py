@@ -49,7 +49,7 @@ from freshness.position import MariadbPosition, MysqlGtidSet, Position
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NAMESPACE, LINEAGE, NODE = "shop", "shop/-", "n1"
-LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUSLY"
+LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUS"
 STRIPES = 16
 KEYS = tuple(b"shop:customer:%d" % number for number in range(6))
 WANTED = wanted_key(NAMESPACE, LINEAGE)

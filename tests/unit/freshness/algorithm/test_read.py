@@ -301,7 +301,7 @@ def test_a_stripe_that_goes_behind_the_guards_protects_no_less() -> None:
         PendingStripe(b"NONCE...").encode(),
         b"not ours",
         b"",
-        Stripe(b"PREVIOUSLY", World().database.base).encode(),
+        Stripe(b"PREVIOUS", World().database.base).encode(),
         b"\xfa\x01\x03" + Stripe(b"LIFELIFE", World().database.base).encode()[3:],
     ],
     ids=["pending", "foreign", "stub", "previous life", "previous release"],

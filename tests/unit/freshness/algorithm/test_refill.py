@@ -46,7 +46,7 @@ from freshness.position.token import EventToken
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NAMESPACE, LINEAGE, NODE = "shop", "shop/-", "n1"
-LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUSLY"
+LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUS"
 STRIPES, RING, FINGERPRINT, EPOCH, TTL = 16, 7, 99, 3, 1000
 POLICY = ObjectPolicy("customer", FINGERPRINT, ("customers",), (LINEAGE,), TTL)
 KEY = b"shop:customer:1"

@@ -58,7 +58,7 @@ from freshness.position import MariadbPosition, MysqlGtidSet, Position
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NAMESPACE, LINEAGE, NODE = "shop", "shop/-", "n1"
-LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUSLY"
+LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUS"
 PRIMARY = "first"
 STRIPES = 8
 WANTED = wanted_key(NAMESPACE, LINEAGE)
