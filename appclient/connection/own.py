@@ -83,7 +83,7 @@ class OwnDatabase:
         lineages: Sequence[str],
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken] | None = None,
-        required: Mapping[str, EventToken] | None = None,
+        required: Mapping[str, Any] | None = None,
     ) -> tuple[Result, list[None]]:
         """The result of ``load`` on the application's connection, with None as the token of each lineage."""
         opened = OwnConnection(self._own)

@@ -6,10 +6,10 @@ Used by ``appclient.database``.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pymysql
 from pymysql.cursors import DictCursor
@@ -20,6 +20,8 @@ from freshness.database.connection import TIMEOUT_HINT, Connection, translated
 from freshness.errors import ConfigError, FreshnessError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
 from freshness.network import BLOCKING, Network
 from freshness.position.token import EventToken, covers
+
+Result = TypeVar("Result")
 
 Row = dict[str, Any]
 
@@ -201,3 +203,29 @@ def interrupt(connection: Connection) -> None:
     if connected is not None:
         with suppress(OSError):  # it is broken already
             connected.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderError:
+    """An error of an application's loader in the place of its value: no failure of our server."""
+
+    error: Exception
+
+
+def run_loader(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | LoaderError:
+    """The loader's value, or its own error. Errors of our server, and interruptions, come out."""
+    try:
+        return load(opened)
+    except Exception as error:
+        if error is opened.failure:
+            raise
+        return LoaderError(error)
+    finally:
+        opened.end()
+
+
+def unwrap(loaded: Result | LoaderError) -> Result:
+    """The loader's value. Raises its own error."""
+    if isinstance(loaded, LoaderError):
+        raise loaded.error
+    return loaded

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from appclient.connection.commits import read_committed
@@ -15,13 +16,16 @@ from appclient.connection.pool import nested_reads
 from appclient.connection.query import (
     DATABASE_ERRORS,
     LoaderConnection,
+    LoaderError,
     QueryResult,
     describe_problem,
+    run_loader,
+    unwrap,
 )
 from appclient.connection.statement import require_read
 from appclient.database.atleast import AtLeast, behind, demand_commits, enclosed_by
 from appclient.database.servers import DEFAULTS, ServerAccess
-from appclient.database.shard import LoaderError, ShardDatabase, ShardSnapshot, run_loader, unwrap
+from appclient.database.shard import Required, ShardDatabase, ShardSnapshot
 from appclient.database.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.keyspace import Keyspace
@@ -128,7 +132,7 @@ class Database:
         lineages: Sequence[str],
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken] = NO_TOKENS,
-        required: Mapping[str, EventToken] = NO_TOKENS,
+        required: Mapping[str, Required] = MappingProxyType({}),
     ) -> tuple[Result, list[EventToken | None]]:
         """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
 
@@ -171,7 +175,7 @@ class Database:
         lineages: Sequence[str],
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken],
-        required: Mapping[str, EventToken],
+        required: Mapping[str, Required],
         begun: tuple[LoaderConnection, ...],
     ) -> tuple[Result, list[EventToken | None]]:
         """The same, and asks the server for its name after ``load``, too: one shard's read inside another's."""

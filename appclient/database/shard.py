@@ -13,12 +13,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pymysql
 
 from appclient.connection.pool import Pool
-from appclient.connection.query import LoaderConnection, QueryResult, Row, answered_in_time
+from appclient.connection.query import (
+    LoaderConnection,
+    LoaderError,
+    QueryResult,
+    Row,
+    answered_in_time,
+    run_loader,
+    unwrap,
+)
 from appclient.database.atleast import (
     COMMITTED,
     WAIT_SHARE,
@@ -41,6 +49,7 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Wanted = TypeVar("Wanted")
 
 EPOCH_SECONDS: Final = 1.0
 """Time that commit tokens reuse an epoch, in seconds."""
@@ -50,9 +59,10 @@ _BUSY: Final = (1205, 1020)
 """Errors of a locking read: a writer holds a row."""
 
 _LOGGED: Final = (
-    "@@global.gtid_binlog_pos, (SELECT ENGINE FROM information_schema.TABLES"
-    " WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s)"
+    "@@global.gtid_binlog_pos, (SELECT COUNT(*) FROM information_schema.TABLES"
+    " WHERE TABLE_SCHEMA = DATABASE() AND ENGINE = 'InnoDB' AND TABLE_NAME IN ({}))"
 )
+_LOCK: Final = " LOCK IN SHARE MODE NOWAIT"
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 
 
@@ -66,30 +76,20 @@ class ShardSnapshot:
     server: str
 
 
+class KeyedRows(NamedTuple):
+    """The rows of a table under a key: SQL, and the condition's parameters."""
+
+    table: str
+    condition: str
+    params: Sequence[Any]
+
+
 @dataclass(frozen=True, slots=True)
-class LoaderError:
-    """An error of an application's loader in the place of its value: no failure of our server."""
+class Required:
+    """The events that a value must show, and the rows that it is made of, by which a lock can prove it."""
 
-    error: Exception
-
-
-def run_loader(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | LoaderError:
-    """The loader's value, or its own error. Errors of our server, and interruptions, come out."""
-    try:
-        return load(opened)
-    except Exception as error:
-        if error is opened.failure:
-            raise
-        return LoaderError(error)
-    finally:
-        opened.end()
-
-
-def unwrap(loaded: Result | LoaderError) -> Result:
-    """The loader's value. Raises its own error."""
-    if isinstance(loaded, LoaderError):
-        raise loaded.error
-    return loaded
+    token: EventToken
+    rows: Sequence[KeyedRows] = ()
 
 
 class ShardDatabase(ShardServers):
@@ -135,7 +135,7 @@ class ShardDatabase(ShardServers):
         self,
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
-        required: EventToken | None = None,
+        required: Required | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one consistent snapshot, with the token that was read before it on the same server (F18,
         F33). ``at_least``: commits that the snapshot has; ``required``: see `run_showing`."""
@@ -146,10 +146,10 @@ class ShardDatabase(ShardServers):
         self,
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
-        required: EventToken | None = None,
+        required: Required | None = None,
     ) -> tuple[Result, EventToken | None, ServerAddress]:
         def read(
-            connection: Connection, address: ServerAddress, required: EventToken | None
+            connection: Connection, address: ServerAddress, required: Required | None
         ) -> tuple[Result | LoaderError, EventToken | None, ServerAddress]:
             snapshot = self._begin(connection, address, at_least, required)
             opened = LoaderConnection(connection, network=self._access.network)
@@ -165,21 +165,19 @@ class ShardDatabase(ShardServers):
         return unwrap(loaded), token, address
 
     def begin_snapshot(
-        self, at_least: EventToken | None = None, required: EventToken | None = None
+        self, at_least: EventToken | None = None, required: Required | None = None
     ) -> ShardSnapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
 
-        def begin(
-            connection: Connection, address: ServerAddress, required: EventToken | None
-        ) -> ShardSnapshot:
+        def begin(connection: Connection, address: ServerAddress, required: Required | None) -> ShardSnapshot:
             return self._begin(connection, address, at_least, required)
 
         return self.run_showing(required, begin, keeps_connection=True)
 
     def run_showing(
         self,
-        required: EventToken | None,
-        read: Callable[[Connection, ServerAddress, EventToken | None], Result],
+        required: Wanted | None,
+        read: Callable[[Connection, ServerAddress, Wanted | None], Result],
         *,
         keeps_connection: bool = False,
     ) -> Result:
@@ -211,9 +209,12 @@ class ShardDatabase(ShardServers):
         connection: Connection,
         address: ServerAddress,
         at_least: EventToken | None,
-        required: EventToken | None = None,
+        required: Required | None = None,
     ) -> ShardSnapshot:
-        token, server = self._read_start(connection, address, at_least, required)
+        shown = None if required is None else required.token
+        token, server = self._read_start(connection, address, at_least, shown)
+        if token is not None and required is not None and self._may_lock(address, token, required.token):
+            token = self._lock_rows(connection, server, required.rows, token)
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
         return ShardSnapshot(connection, address, token, server)
@@ -273,7 +274,7 @@ class ShardDatabase(ShardServers):
             token, server = self._read_start(connection, address, at_least, required)
             logged, lock = token, ""
             if token is not None and required is not None and self._may_lock(address, token, required):
-                logged, lock = self._read_log(connection, server, table, token)
+                logged, lock = self._read_log(connection, server, [table], token)
             try:
                 names, answers = self._select(connection, table, condition, order, lock, params)
                 token = logged
@@ -340,7 +341,7 @@ class ShardDatabase(ShardServers):
         return self._flavor == "mariadb" and is_primary and is_own and not covers(token, required)
 
     def _read_log(
-        self, connection: Connection, server: str, table: str, token: EventToken
+        self, connection: Connection, server: str, tables: Sequence[str], token: EventToken
     ) -> tuple[EventToken, str]:
         """The token at the end of the log, and the clause by which a SELECT shows that much of its rows.
 
@@ -348,14 +349,36 @@ class ShardDatabase(ShardServers):
         read that gets them shows everything of these rows that was in the log before. InnoDB alone locks so.
         """
         question, name = self._new_question()
-        sql = f"SELECT {name}, {_LOGGED}"
-        _, [(answering, logged, engine)] = self._ask(
-            connection, question, sql, [table.strip("`").replace("``", "`")]
+        logged_sql = _LOGGED.format(", ".join(["%s"] * len(tables)))
+        names = [table.strip("`").replace("``", "`") for table in tables]
+        _, [(answering, logged, count)] = self._ask(
+            connection, question, f"SELECT {name}, {logged_sql}", names
         )
-        if answering != server or engine != "InnoDB":
+        if answering != server or count != len(tables):
             return token, ""
         position = token.position.union(parse_position(self._flavor, str(logged or "")))
-        return replace(token, position=position), " LOCK IN SHARE MODE NOWAIT"
+        return replace(token, position=position), _LOCK
+
+    def _lock_rows(
+        self, connection: Connection, server: str, rows: Sequence[KeyedRows], token: EventToken
+    ) -> EventToken:
+        """The token at the end of the log: a snapshot after it shows that much of these rows, since each was locked
+        once. The token as it was if a writer holds one of them."""
+        logged, lock = self._read_log(connection, server, [each.table for each in rows], token)
+        if not lock:
+            return token
+        for table, condition, params in rows:
+            question, name = self._new_question()
+            sql = f"SELECT {name}, COUNT(*) FROM {table} WHERE {condition}{lock}"
+            try:
+                _, [(answering, _)] = self._ask(connection, question, sql, params)
+            except pymysql.MySQLError as error:
+                if error.args[0] not in _BUSY:
+                    raise
+                return token
+            if answering != server:
+                return token
+        return logged
 
     def _read_asked(
         self, connection: Connection, address: ServerAddress, asked: EventToken | None

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from appclient.connection.query import LoaderConnection, QueryResult, Row
+from appclient.connection.query import LoaderConnection, LoaderError, QueryResult, Row, run_loader, unwrap
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
 from appclient.database.servers import DEFAULTS, ServerAccess, close_open
-from appclient.database.shard import LoaderError, ShardDatabase, run_loader, unwrap
+from appclient.database.shard import Required, ShardDatabase
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
@@ -55,7 +55,7 @@ class VitessShardDatabase(ShardDatabase):
         self,
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
-        required: EventToken | None = None,
+        required: Required | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one transaction on one tablet, with the token that was read before it.
 
@@ -73,7 +73,9 @@ class VitessShardDatabase(ShardDatabase):
                 enclosed_by(self.lineage, tablet.token, at_least),
             ):
                 lacks = (
-                    required is not None and tablet.token is not None and not covers(tablet.token, required)
+                    required is not None
+                    and tablet.token is not None
+                    and not covers(tablet.token, required.token)
                 )
                 if lacks and of_primary is not None and of_primary.is_permitted():
                     return None
@@ -115,7 +117,8 @@ class VitessShardDatabase(ShardDatabase):
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same tablet."""
         sql = f"SELECT * FROM {table} WHERE {condition}{order}"
-        return self.snapshot(lambda connection: connection.query(sql, params), at_least, required)
+        wanted = None if required is None else Required(required)
+        return self.snapshot(lambda connection: connection.query(sql, params), at_least, wanted)
 
     def is_permitted(self) -> bool:
         """Whether one more read may go to these tablets, because others lack what its rows must show."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 from appclient.connection.own import OwnDatabase
 from appclient.connection.query import LoaderConnection, Row
 from appclient.database.database import Database
+from appclient.database.shard import KeyedRows, Required
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
@@ -103,7 +104,7 @@ class ObjectLoader:
         at_least: Mapping[str, EventToken],
         required: Mapping[str, EventToken],
     ) -> list[Loaded]:
-        statement = self._statement(lookups)
+        statement = self._keyed_rows(lookups, str(self._definition.config.table))
         rows: list[Row] = []
         tokens: dict[str, EventToken] = {}
         lineages = lookups[0].policy.lineages
@@ -141,12 +142,10 @@ class ObjectLoader:
             return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN)
         return Loaded(row, tokens, ReadOutcome.KEY)
 
-    def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, str, list[Any]]:
-        """The table, the condition for its rows, and the condition's parameters."""
-        table = str(self._definition.config.table)
+    def _keyed_rows(self, lookups: Sequence[Lookup], table: str) -> KeyedRows:
         columns = [column.name for column in self._definition.columns_by_table[table]]
         values = [value for lookup in lookups for value in lookup.values]
-        return quote_name(table), match_keys(columns, len(lookups)), values
+        return KeyedRows(quote_name(table), match_keys(columns, len(lookups)), values)
 
     def _identity(self, row: Row) -> bytes:
         """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""
@@ -159,9 +158,12 @@ class ObjectLoader:
         """One statement is one snapshot. Every row must have the very key, as its changes name it."""
         (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
         order = order_rows(self._definition.order, self._definition.config.limit)
-        shard = self._database.shards[lineage]
+        shard, statement = (
+            self._database.shards[lineage],
+            self._keyed_rows([lookup], str(self._definition.config.table)),
+        )
         rows, token = shard.rows_with_token(
-            *self._statement([lookup]), at_least.get(lineage), order, lookup.required.get(lineage)
+            *statement, at_least.get(lineage), order, lookup.required.get(lineage)
         )
         tokens = {} if token is None else {lineage: token}
         if any(self._identity(row) != lookup.identity for row in rows):
@@ -183,7 +185,9 @@ class ObjectLoader:
             return function(connection, *lookup.values)
 
         lineages = lookup.policy.lineages
-        value, found = self._database.snapshot(lineages, build, at_least, lookup.required)
+        rows = [self._keyed_rows([lookup], table) for table in self._definition.columns_by_table]
+        required = {lineage: Required(token, rows) for lineage, token in lookup.required.items()}
+        value, found = self._database.snapshot(lineages, build, at_least, required)
         tokens = {token.lineage: token for token in found if token is not None}
         # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))

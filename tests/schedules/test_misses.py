@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from appclient.database.shard import KeyedRows, Required
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import NodeRecord, Stripe
 from freshness.algorithm.lookup import Loaded
@@ -20,7 +21,7 @@ from freshness.algorithm.state import Pending
 from freshness.errors import SourceUnsuitable
 from freshness.position import empty_position, parse_position
 from freshness.position.token import EventToken
-from tests.schedules.test_at_least import ROWS, Asked, Server, commit, open_shard
+from tests.schedules.test_at_least import ROWS, Asked, Server, commit, load_row, open_shard
 from tests.schedules.test_defences import prove, start, without_floor
 from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
 
@@ -225,11 +226,44 @@ def test_a_row_that_the_driver_cannot_decode_is_an_error_that_says_so(
         database.rows_with_token(*ROWS)
 
 
-def test_a_lock_shows_all_that_is_in_the_log_of_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_snapshot(monkeypatch: pytest.MonkeyPatch, primary: Server) -> Any:
+    """As `read_row`, by a loader of a composite of two tables."""
+    database = open_shard(monkeypatch, primary)
+    rows = [KeyedRows(f"`{table}`", "`id` = %s", (1,)) for table in ("customers", "orders")]
+    loaded, token = database.snapshot(load_row, None, Required(commit(5, primary.flavor), rows))
+    assert token is not None
+    return loaded[0]["version"], str(token.position)
+
+
+WAYS: Final = (read_row, read_snapshot)
+
+
+@pytest.mark.parametrize("read", WAYS)
+def test_a_lock_shows_all_that_is_in_the_log_of_mariadb(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
     """What it shows is known at once; by its heartbeats alone it would be known seconds later."""
-    assert read_row(monkeypatch, Server(4, logged=7, flavor="mariadb")) == (4, "0-1-7")
+    assert read(monkeypatch, Server(4, logged=7, flavor="mariadb")) == (4, "0-1-7")
 
 
 @pytest.mark.parametrize("change", [{"is_locked": True}, {"engine": "MyISAM"}], ids=str)
-def test_without_the_lock_the_log_says_nothing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    assert read_row(monkeypatch, Server(4, logged=7, flavor="mariadb", **change)) == (4, "0-1-4")
+@pytest.mark.parametrize("read", WAYS)
+def test_without_the_lock_the_log_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, read: Any, change: Any
+) -> None:
+    assert read(monkeypatch, Server(4, logged=7, flavor="mariadb", **change)) == (4, "0-1-4")
+
+
+def test_each_table_of_a_composite_is_locked_before_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    primary = Server(4, logged=7, flavor="mariadb")
+    read_snapshot(monkeypatch, primary)
+    asked = primary.asked
+    assert asked[asked.index("token") :][:5] == ["token", "server", "rows", "rows", "start"]
+
+
+def test_locks_on_another_server_than_the_position_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy locks the rows on another server, and comes back for those that are read."""
+    one, other = (Server(4, name, logged=7, flavor="mariadb") for name in ("s1", "s2"))
+    monkeypatch.setattr("tests.schedules.test_at_least.Asked", lambda _: Asked(one, other, one))
+    shard = open_shard(monkeypatch, one)
+    _, token = shard.snapshot(load_row, None, Required(commit(5, "mariadb"), [KeyedRows(*ROWS)]))
+    assert token is not None
+    assert str(token.position) == "0-1-4"

@@ -13,12 +13,12 @@ import pymysql
 import pytest
 
 from appclient.connection.pool import Pool
-from appclient.connection.query import LoaderConnection
+from appclient.connection.query import LoaderConnection, LoaderError
 from appclient.database.atleast import demand_commits
 from appclient.database.choice import RETRY_SECONDS
 from appclient.database.database import Database
 from appclient.database.servers import ServerAccess
-from appclient.database.shard import LoaderError, ShardDatabase
+from appclient.database.shard import ShardDatabase
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
