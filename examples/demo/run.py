@@ -23,7 +23,7 @@ import pymysql
 from appclient import Cache
 from appclient.telemetry.observer import Observer, Vitals
 from examples.demo.acknowledgement import ProgressWatch, StreamLedger, commit_position, track_gtids
-from examples.demo.databases import DELAY_SECONDS, Flavor
+from examples.demo.databases import Flavor
 from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Write
 from examples.demo.report import DemoResult, StrategyResult
@@ -57,11 +57,11 @@ THREAD_SWITCH_SECONDS: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How it stands, for the live view."""
+    """How it stands, for the live view. ``replica_lag_seconds``: None without a replica."""
 
     seconds_left: float
     phase: str
-    replica_lag_seconds: float
+    replica_lag_seconds: float | None
     is_paused: bool
     meters: dict[str, Meter]
 
@@ -185,7 +185,7 @@ class _Run:
             seconds=plan.seconds,
             seed=plan.seed,
             writes=self._meters[DELETE_AFTER_WRITE].writes_begun,
-            replica_delay_seconds=DELAY_SECONDS[self._world.databases.flavor],
+            replica_delay_seconds=self._world.databases.delay_seconds,
             pause_seconds=plan.pause_seconds,
             replica_lags_seconds=self._replica_lags,
             interruptions=interruptions,
@@ -218,10 +218,9 @@ class _Run:
         self._workers.stop_writing.set()
         for writer in writers:
             writer.result()
-        self._view.say("the writers have stopped; waiting for the replica and for all acknowledgements")
-        caught_up = self._workers.start(
-            self._world.databases.pair.wait_caught_up
-        )  # it has a bound of its own
+        replica = "the replica and for " if self._plan.has_replica else ""
+        self._view.say(f"the writers have stopped; waiting for {replica}all acknowledgements")
+        caught_up = self._workers.start(self._world.databases.wait_caught_up)  # it has a bound of its own
         while not caught_up.done():
             self._tick(0.0, "settling")
         caught_up.result()
@@ -242,9 +241,7 @@ class _Run:
         self._cache.close()
         if self._world.archives:
             self._view.say("completing the archives")
-            head = parse_position(
-                self._world.databases.gtid_flavor, self._world.databases.pair.primary.executed()
-            )
+            head = parse_position(self._world.databases.gtid_flavor, self._world.databases.primary.executed())
             for archive in self._world.archives.values():
                 archive.finish(head, LINEAGE)
             self._world.invalidator.terminate()  # it completes its part of the history
@@ -258,7 +255,7 @@ class _Run:
         self._workers.check()
         self._world.check()
         lag = self._world.databases.replica_lag_seconds()
-        if seconds_left:
+        if seconds_left and lag is not None:
             self._replica_lags.append(lag)
         self._view.show(Sample(seconds_left, phase, lag, self._is_paused, self._meters))
         time.sleep(TICK_SECONDS)

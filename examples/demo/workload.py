@@ -32,8 +32,7 @@ ORDER_IDS_PER_CUSTOMER: Final = 100
 class Plan:
     """The size of the workload. Rates are of the whole run, over all threads. ``interrupted``: number of
     additional processes that each read as much as one reader, interrupted by signals. ``fills_from_log``:
-    single rows have
-    ``fill_from_log``."""
+    single rows have ``fill_from_log``. ``has_replica``: False if all is read from the primary."""
 
     seconds: float
     seed: int
@@ -44,6 +43,7 @@ class Plan:
     requests_per_second: float = 250.0
     interrupted: int = 0
     fills_from_log: bool = False
+    has_replica: bool = True
     keys_per_batch: int = 8
     read_skew: float = 0.9
     write_skew: float = 0.3
@@ -51,7 +51,7 @@ class Plan:
     @property
     def pause_seconds(self) -> float:
         """How long the replica's applier stands still in the middle of the run."""
-        return min(3.0, self.seconds / 8)
+        return min(3.0, self.seconds / 8) if self.has_replica else 0.0
 
 
 class Popularity:

@@ -1,4 +1,4 @@
-"""What the demo runs on: a primary, a replica that lags on purpose, two cache nodes, the invalidator.
+"""What the demo runs on: a primary, a replica that lags on purpose or none, two cache nodes, the invalidator.
 
 Everything is private, on loopback, under a temporary directory, and stopped when `open_world` is left; should
 this process be killed, the watchdog of ``integration.servers`` stops it. A server that dies during the run is
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from examples.demo.databases import Flavor, MysqlPair, open_databases
+from examples.demo.databases import Flavor, MysqlServers, open_databases
 from examples.demo.interrupted import InterruptedReader
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
 from examples.demo.stream_deleter import READY, parse_report
@@ -116,7 +116,7 @@ class StreamDeleterProcess(PythonProgram):
 class World:
     """Everything that runs, ready for the workload."""
 
-    databases: MysqlPair
+    databases: MysqlServers
     nodes: tuple[Memcached | Redis, ...]
     invalidator: InvalidatorProcess
     stream_deleter: StreamDeleterProcess
@@ -133,8 +133,8 @@ class World:
     def check(self) -> None:
         """Raise `ServerFailed`, with the end of its log, if something has died."""
         named: list[tuple[str, ServerProcess]] = [
-            ("the primary", self.databases.pair.primary),
-            ("the replica", self.databases.pair.replica),
+            ("the primary", self.databases.primary),
+            *([("the replica", self.databases.replica)] if self.databases.replica else []),
             *((f"{node.technology} {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
@@ -156,17 +156,17 @@ def open_world(
     """Start everything, and stop everything at the end, however it comes. ``history``: folder that records
     the run."""
     with ExitStack() as stack:
-        say(f"starting a {flavor} primary and its replica, two {kind.backend} nodes")
+        servers = "primary and its replica" if plan.has_replica else "primary"
+        say(f"starting a {flavor} {servers}, two {kind.backend} nodes")
         nodes = kind.make(), kind.make()
         for node in nodes:
             stack.enter_context(node)
-        databases = stack.enter_context(open_databases(flavor))
-        pair = databases.pair
+        databases = stack.enter_context(open_databases(flavor, has_replica=plan.has_replica))
         with pymysql.connect(**databases.writing()) as connection:
             create_tables(connection, plan)
-        pair.wait_caught_up()
+        databases.wait_caught_up()
         databases.delay()
-        say("the replica now lags 1 to 2 s; starting the invalidator")
+        say(f"{'the replica now lags 1 to 2 s; ' if plan.has_replica else ''}starting the invalidator")
         addresses = [node.address for node in nodes]
         config_path = write_config(
             nodes[0].directory,
@@ -190,7 +190,7 @@ def open_world(
                 "nodes": addresses,
                 "backend": kind.backend,
                 "flavor": databases.gtid_flavor,
-                "server": databases.server_settings(pair.primary),
+                "server": databases.server_settings(databases.primary),
             }
         )
         stack.enter_context(deleter)
@@ -203,8 +203,8 @@ def open_world(
                 process = ArchiveProcess(with_namespace(config_path, name), history / name / "archive")
                 archives[name] = stack.enter_context(process)
             # Each later read has at least one transaction of the archives: nothing older is cached
-            pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
-        pair.wait_caught_up()
+            databases.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
+        databases.wait_caught_up()
         config = load_config(config_path)
         interrupted = tuple(
             InterruptedReader(config_path, plan, number) for number in range(plan.interrupted)

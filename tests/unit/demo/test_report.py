@@ -185,6 +185,7 @@ def result_with(
     ours_stale: tuple[StaleHit, ...] = (),
     ours_poisoned: tuple[Poisoned, ...] = (),
     interruptions: Interruptions | None = None,
+    has_replica: bool = True,
 ) -> DemoResult:
     both = (Poisoned(CUSTOMER_7, ROW_7, 1, 9), Poisoned(PROFILE_7, ORDER_700, 2, 5))
 
@@ -199,9 +200,9 @@ def result_with(
         seconds=20,
         seed=42,
         writes=50,
-        replica_delay_seconds=2,
-        pause_seconds=2.5,
-        replica_lags_seconds=[1.0, 3.0],
+        replica_delay_seconds=2 if has_replica else 0,
+        pause_seconds=2.5 if has_replica else 0.0,
+        replica_lags_seconds=[1.0, 3.0] if has_replica else [],
         interruptions=interruptions or Interruptions(),
         lives={"127.0.0.1:1": 1},
         strategies={
@@ -262,6 +263,14 @@ def test_the_explanation_shows_one_poisoned_key_of_each_other_strategy() -> None
     assert (
         "delete_from_stream still serves profile 7 with orders 700 at version 2 (primary: version 5)" in text
     )
+
+
+def test_without_a_replica_none_is_named() -> None:
+    alone = result_with(has_replica=False)
+    text = f"{as_table(alone).title} {' '.join(explain(alone))}"
+    assert "replica" not in text.replace("without a replica", "")
+    assert "All misses read the primary." in text
+    assert "without a replica" not in f"{as_table(result_with()).title}"
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
