@@ -78,9 +78,7 @@ class MysqlServers:
     def pause_applier(self) -> None:
         """The replica goes on receiving and stops applying."""
         if self.replica:
-            self.replica.execute(
-                "STOP SLAVE SQL_THREAD" if self.flavor == "mariadb" else "STOP REPLICA SQL_THREAD"
-            )
+            self.replica.stop_applying()
 
     def resume_applier(self) -> None:
         if self.replica:
