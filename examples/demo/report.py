@@ -9,9 +9,9 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from examples.demo.acknowledgement import WATCH_SECONDS
 from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Row, StaleHit, percentile
+from examples.demo.progress_watcher import WATCH_SECONDS
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
 from examples.demo.verdict import Poisoned, Verdict
 

@@ -21,8 +21,8 @@ import pymysql
 
 from examples.demo.databases import Flavor, MysqlServers, open_databases
 from examples.demo.interrupted import InterruptedReader
+from examples.demo.progress_watcher import READY
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
-from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
 from freshness.config.config import Config, load_config
 from integration.configuration import CUSTOMER, PROFILE, write_config
@@ -66,24 +66,26 @@ class NodeKind:
         return {"backend": self.backend}
 
 
-class StreamDeleterProcess(PythonProgram):
-    """The consumer of delete_from_stream, ready when it follows the binlog. ``receive`` brings its report."""
+class ReportingProcess(PythonProgram):
+    """The stream deleter or the progress watcher. Ready when it says so; `receive` brings the lines of its report."""
 
-    technology = "stream deleter"
-
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, technology: str, module: str, settings: dict[str, Any]) -> None:
+        self.technology = technology
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(REPORT_POLL_SECONDS)
         self._connection: socket.socket | None = None
         self._pending = b""
+        self._early: list[str] = []
         whole = settings | {"report_port": self._listener.getsockname()[1]}
-        super().__init__("-m", "examples.demo.stream_deleter", json.dumps(whole))
+        super().__init__("-m", module, json.dumps(whole))
 
     def is_ready(self) -> bool:
         if self._connection is None:
             self._connection, _ = self._listener.accept()
             self._connection.settimeout(REPORT_POLL_SECONDS)
-        return READY in self._receive()
+        lines = self._receive()
+        self._early += [line for line in lines if line != READY]
+        return READY in lines
 
     def _receive(self) -> list[str]:
         """The lines that have arrived; none after a while without any."""
@@ -97,13 +99,13 @@ class StreamDeleterProcess(PythonProgram):
         *lines, self._pending = (self._pending + received).split(b"\n")
         return [line.decode() for line in lines]
 
-    def receive(
-        self, report: Callable[[tuple[str, int], int, float], None], stopping: threading.Event
-    ) -> None:
-        """Pass on every report until ``stopping``."""
+    def receive(self, report: Callable[[str], None], stopping: threading.Event) -> None:
+        """Pass on every line until ``stopping``."""
+        for line in self._early:
+            report(line)
         while not stopping.is_set():
             for line in self._receive():
-                report(*parse_report(line))
+                report(line)
 
     def stop(self) -> None:
         super().stop()
@@ -119,7 +121,8 @@ class World:
     databases: MysqlServers
     nodes: tuple[Memcached | Redis, ...]
     invalidator: InvalidatorProcess
-    stream_deleter: StreamDeleterProcess
+    stream_deleter: ReportingProcess
+    progress_watcher: ReportingProcess
     config_path: Path
     config: Config
     interrupted: tuple[InterruptedReader, ...] = ()
@@ -138,6 +141,7 @@ class World:
             *((f"{node.technology} {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
+            ("the progress watcher", self.progress_watcher),
             *(("an interrupted reader", reader) for reader in self.interrupted),
             *((f"the archive of {name}", archive) for name, archive in self.archives.items()),
         ]
@@ -184,16 +188,24 @@ def open_world(
         invalidator = stack.enter_context(
             InvalidatorProcess(config_path, needs_stripes=kind.megabytes is None)
         )
-        deleter = StreamDeleterProcess(
+        deleter = ReportingProcess(
+            "stream deleter",
+            "examples.demo.stream_deleter",
             {
                 "namespace": "delete_from_stream",
                 "nodes": addresses,
                 "backend": kind.backend,
                 "flavor": databases.gtid_flavor,
                 "server": databases.server_settings(databases.primary),
-            }
+            },
         )
         stack.enter_context(deleter)
+        watcher = ReportingProcess(
+            "progress watcher",
+            "examples.demo.progress_watcher",
+            {"config": str(config_path), "lineage": LINEAGE},
+        )
+        stack.enter_context(watcher)
         archives = {}
         if history is not None:
             say(f"recording the run under {history}")
@@ -212,5 +224,14 @@ def open_world(
         for reader in interrupted:
             stack.enter_context(reader)
         yield World(
-            databases, nodes, invalidator, deleter, config_path, config, interrupted, archives, history
+            databases,
+            nodes,
+            invalidator,
+            deleter,
+            watcher,
+            config_path,
+            config,
+            interrupted,
+            archives,
+            history,
         )
