@@ -27,6 +27,7 @@ from benchmarks.growth import measure_growth
 from benchmarks.hit import measure_get_many, measure_hit, measure_hit_telemetry
 from benchmarks.invalidation import measure_invalidation
 from benchmarks.lag import measure_lag
+from benchmarks.lock import measure_lock
 from benchmarks.measure import ROUNDS, Result
 from benchmarks.memory import measure_memory
 from benchmarks.orm import measure_orm
@@ -64,6 +65,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "invalidation": in_both_placements(measure_invalidation),
     "end_to_end": in_both_placements(measure_end_to_end),
     "lag": in_both_placements(measure_lag),
+    "lock": measure_lock,
     "memory": measure_memory,
     "protection_memory": measure_protection_memory,
     "profile": measure_profile,

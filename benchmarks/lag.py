@@ -80,20 +80,20 @@ def _measure(server: DatabaseServer, node: str, rounds: int) -> list[Result]:
         if number:  # round 0 is not measured
             lags[name].append(counted)
             rates.append((COMMITS - 1) / ((sent[-1] - sent[0]) / 1e9))
-        return _percentile(counted, 50)
+        return percentile(counted, 50)
 
     interleave(lambda n: side("ours", _see_ours, n), lambda n: side("bare", _see_bare, n), rounds)
     rate = sorted(rates)[len(rates) // 2]
     baseline = f"bare read + one memcached round trip, {rate:,.0f} commits/s"
     results = []
     for percent, criterion in CRITERIA.items():
-        ours, bare = (tuple(_percentile(each, percent) for each in lags[name]) for name in ("ours", "bare"))
+        ours, bare = (tuple(percentile(each, percent) for each in lags[name]) for name in ("ours", "bare"))
         name = f"lag_{server.flavor}_p{percent}"
         results.append(Timings(ours, bare).microseconds(name, 1, baseline, criterion))
     return results
 
 
-def _percentile(ordered: Sequence[float], percent: int) -> float:
+def percentile(ordered: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 

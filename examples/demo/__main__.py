@@ -59,6 +59,9 @@ def demo(
     fill_from_log: Annotated[
         bool, typer.Option("--fill-from-log", help="Event tokens: the log's rows take the place of entries.")
     ] = False,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=1, help="0: a primary alone, which all three read.")
+    ] = 1,
     history: Annotated[
         Path | None, typer.Option(help="Record the run here, for the audit: freshness-spark audit.")
     ] = None,
@@ -66,11 +69,15 @@ def demo(
         bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Three ways to keep a cache fresh, side by side on one workload and one lagging replica."""
+    """Three ways to keep a cache fresh, side by side on one workload and one lagging replica, or none."""
     if history is not None and backend is BackendName.redis:
         raise typer.BadParameter("a history is recorded on memcached alone: Redis has no versions of items")
-    if vitess and (flavor is not None or history is not None or fill_from_log):
-        raise typer.BadParameter("--vitess goes with none of --flavor, --history and --fill-from-log")
+    if vitess and (flavor is not None or history is not None or fill_from_log or not replicas):
+        raise typer.BadParameter(
+            "--vitess goes with none of --flavor, --history, --fill-from-log and --replicas 0"
+        )
+    if history is not None and not replicas:
+        raise typer.BadParameter("a history is recorded with a replica: the witness reads its position")
     signal.signal(signal.SIGTERM, _terminate)
     notes = Console(stderr=True)
     is_live = notes.is_terminal and not as_json_only
@@ -78,7 +85,13 @@ def demo(
         with open_view(notes, is_live=is_live) as view:
             result = run_demo(
                 "vitess" if vitess else (flavor or FlavorName.mariadb).value,
-                Plan(seconds=seconds, seed=seed, interrupted=interrupted, fills_from_log=fill_from_log),
+                Plan(
+                    seconds=seconds,
+                    seed=seed,
+                    interrupted=interrupted,
+                    fills_from_log=fill_from_log,
+                    has_replica=replicas > 0,
+                ),
                 view,
                 NodeKind(backend.value, managed, node_megabytes, stripes),
                 history and history.resolve(),

@@ -1,31 +1,26 @@
 """When an invalidation is acknowledged, for the two strategies whose invalidations happen in other processes.
 
-`StreamLedger` joins what the writers committed with what the stream deleter reports. `ProgressWatch` reads the
-node records every few milliseconds, as any client may: an event is acknowledged on a node as soon as the record's
-progress contains its GTID. Both only watch; neither makes anything happen.
+`StreamLedger` joins what the writers committed with what the stream deleter reports, `ProgressLedger` with what the
+progress watcher does. Both only watch; neither makes anything happen.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from examples.demo.measurement import CUSTOMER, Meter, Row, Write
-from freshness.algorithm.envelope import find_record, record_key
-from freshness.algorithm.request import Get, Item
-from freshness.config.access import NodeAccess
-from freshness.nodes.open import open_node
+from freshness.config.keyspace import GtidFlavor
 from freshness.position import Position, parse_position
 
 if TYPE_CHECKING:
     from examples.demo.evidence import Witness
 
-WATCH_SECONDS: Final = 0.003
-"""How often the node records are read: the resolution of the lag of event_tokens."""
+REPORTS_MAX: Final = 1000
+"""Kept of each node: a commit's position is known within fewer changes of the record."""
 
 _STATE_CHANGED: Final = 0x4000
 _TRACK_GTIDS: Final = 3
@@ -76,58 +71,51 @@ class _Waiting:
     nodes: frozenset[str]
 
 
-class ProgressWatch:
-    """Watches the records of all nodes. `committed` is for the writers, `run` for a thread of its own."""
+class ProgressLedger:
+    """Joins what the writers committed with what the progress watcher reports. A write is acknowledged when all nodes
+    with objects of it have its position. ``lives``: the lives that each node had."""
 
-    def __init__(
-        self, access: NodeAccess, nodes: Sequence[str], namespace: str, lineage: str, meter: Meter
-    ) -> None:
-        self._nodes = {name: open_node(access, name) for name in nodes}
-        self._request = (Get(record_key(namespace, lineage), is_bound=True),)
+    def __init__(self, nodes: Sequence[str], flavor: GtidFlavor, meter: Meter) -> None:
+        self._flavor = flavor
         self._meter = meter
-        self._arrived: deque[_Waiting] = deque()
-        self._seen: dict[str, bytes] = {}
-        self._progress: dict[str, Position] = {}
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._seen: dict[str, deque[tuple[float, Position]]] = {
+            name: deque(maxlen=REPORTS_MAX) for name in nodes
+        }
         self.lives: dict[str, set[str]] = {name: set() for name in nodes}
 
     def committed(self, write: Write, position: Position, nodes: frozenset[str]) -> None:
-        """``nodes``: the nodes with the objects of the write; all of them must acknowledge it."""
-        self._arrived.append(_Waiting(write, position, nodes))
+        """The progress may have come before the commit's own position is known: it counts from when it was seen."""
+        with self._lock:
+            self._waiting.append(_Waiting(write, position, nodes))
+            self._settle()
 
-    def run(self, stopping: threading.Event) -> None:
-        waiting: list[_Waiting] = []
-        try:
-            while not stopping.wait(WATCH_SECONDS):
-                for name in self._nodes:
-                    self._look(name)
-                at = time.monotonic()
-                while self._arrived:
-                    waiting.append(self._arrived.popleft())
-                unacknowledged = []
-                for each in waiting:
-                    if self._contains(each):
-                        self._meter.acknowledge(each.write, at)
-                    else:
-                        unacknowledged.append(each)
-                waiting = unacknowledged
-        finally:
-            for node in self._nodes.values():
-                node.close()
+    def reported(self, node: str, life: str, position: str, at: float) -> None:
+        with self._lock:
+            self.lives[node].add(life)
+            self._seen[node].append((at, parse_position(self._flavor, position)))
+            self._settle()
 
-    def _look(self, name: str) -> None:
-        (reply,) = self._nodes[name].perform(self._request)
-        if not isinstance(reply, Item) or reply.value == self._seen.get(name):
-            return
-        record = find_record(reply, name)
-        if record is not None:
-            self._seen[name] = reply.value
-            self._progress[name] = record.progress
-            self.lives[name].add(record.life.hex())
+    def _settle(self) -> None:
+        unacknowledged = []
+        for each in self._waiting:
+            times = [self._acknowledged_at(name, each.position) for name in each.nodes]
+            known = [at for at in times if at is not None]
+            if len(known) == len(times):
+                self._meter.acknowledge(each.write, max(known))
+            else:
+                unacknowledged.append(each)
+        self._waiting = unacknowledged
 
-    def _contains(self, each: _Waiting) -> bool:
-        return all(
-            name in self._progress and self._progress[name].contains(each.position) for name in each.nodes
-        )
+    def _acknowledged_at(self, node: str, position: Position) -> float | None:
+        """When the node was first seen with the position, of the kept reports; None if its last one lacks it."""
+        found = None
+        for at, progress in reversed(self._seen[node]):
+            if not progress.contains(position):
+                break
+            found = at
+        return found
 
 
 # -- the GTID of a commit ------------------------------------------------------------------------------

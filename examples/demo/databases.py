@@ -1,6 +1,6 @@
-"""The demo's database: a primary, and a replica that lags on purpose.
+"""The demo's database: a primary, and a replica that lags on purpose, or none.
 
-`MysqlPair` is two servers, reached as they are. `VitessShard` is a real Vitess of one shard: writers and readers go
+`MysqlServers` are reached as they are. `VitessShard` is a real Vitess of one shard: writers and readers go
 through its vtgate; only the demo itself, and the consumer of the binary log, reach the servers behind it.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from freshness.config.keyspace import GtidFlavor
 from freshness.config.server import ServerAddress
-from integration.servers import DatabaseServer, Pair, database_pair
-from integration.servers.database import SCHEMA
+from integration.servers import DatabaseServer, database_pair
+from integration.servers.database import SCHEMA, make_database
 
 if TYPE_CHECKING:  # needed only with a real Vitess
     from integration.servers.vitess import Vitess
@@ -29,11 +29,12 @@ _OPTIONS: Final = ("--sync-binlog=1",)
 
 
 @dataclass(slots=True)
-class MysqlPair:
-    """``pair``: the servers, with the database ``schema``. ``shard``: keys of that section of freshness.toml."""
+class MysqlServers:
+    """With the database ``schema``. ``shard``: keys of that section of freshness.toml."""
 
     flavor: Flavor
-    pair: Pair
+    primary: DatabaseServer
+    replica: DatabaseServer | None
     schema: str = SCHEMA
     shard: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,19 +44,23 @@ class MysqlPair:
 
     @property
     def primary_url(self) -> str:
-        return self.pair.primary.url
+        return self.primary.url
 
     @property
     def replica_urls(self) -> list[str]:
-        return [self.pair.replica.url]
+        return [self.replica.url] if self.replica else []
+
+    @property
+    def delay_seconds(self) -> int:
+        return DELAY_SECONDS[self.flavor] if self.replica else 0
 
     def writing(self) -> dict[str, Any]:
         """What pymysql needs to connect where applications write."""
-        return self.server_settings(self.pair.primary)
+        return self.server_settings(self.primary)
 
     def reading(self) -> dict[str, Any]:
-        """The same for the server that they read: the replica."""
-        return self.server_settings(self.pair.replica)
+        """The same for the server that they read: the replica if there is one."""
+        return self.server_settings(self.replica or self.primary)
 
     def server_settings(self, server: DatabaseServer) -> dict[str, Any]:
         """The same for one of the servers itself."""
@@ -63,38 +68,47 @@ class MysqlPair:
 
     def delay(self) -> None:
         """The replica lags from now on."""
-        self.pair.replica.replicate_from(self.pair.primary, delay_seconds=DELAY_SECONDS[self.flavor])
+        if self.replica:
+            self.replica.replicate_from(self.primary, delay_seconds=self.delay_seconds)
+
+    def wait_caught_up(self) -> None:
+        if self.replica:
+            self.replica.wait_caught_up(self.primary)
 
     def pause_applier(self) -> None:
         """The replica goes on receiving and stops applying."""
-        self.pair.replica.execute(
-            "STOP SLAVE SQL_THREAD" if self.flavor == "mariadb" else "STOP REPLICA SQL_THREAD"
-        )
+        if self.replica:
+            self.replica.stop_applying()
 
     def resume_applier(self) -> None:
-        self.pair.replica.start_replication()
+        if self.replica:
+            self.replica.start_replication()
 
-    def replica_lag_seconds(self) -> float:
-        """How much older the replica's newest change is than the primary's, by their own time stamps."""
+    def replica_lag_seconds(self) -> float | None:
+        """How much older the replica's newest change is than the primary's, by their own time stamps. None without
+        a replica."""
+        if self.replica is None:
+            return None
         newest = [
             server.execute("SELECT MAX(changed_us) FROM customers", database=self.schema)[0][0]
-            for server in (self.pair.replica, self.pair.primary)
+            for server in (self.replica, self.primary)
         ]
         return max(0.0, (int(newest[1]) - int(newest[0])) / 1e6) if newest[0] else 0.0
 
 
-class VitessShard(MysqlPair):
-    """The pair is that of the tablets."""
+class VitessShard(MysqlServers):
+    """The servers are those of the tablets."""
 
     def __init__(self, cluster: Vitess) -> None:
         (name,) = cluster.tablets
         self._cluster = cluster
-        self._primary, self._replica = cluster.tablets[name]
+        primary, self._tablet = cluster.tablets[name]
         gate = f"vitess://127.0.0.1:{cluster.vtgate.grpc_port}/{cluster.keyspace}?tablet_type=replica"
         super().__init__(
             "vitess",
-            Pair(self._primary.mysql, self._replica.mysql),
-            self._primary.database,
+            primary.mysql,
+            self._tablet.mysql,
+            primary.database,
             {"name": name, "lineage": f"{SCHEMA}/-", "vtgate": gate},
         )
         self._lock: Any = None
@@ -114,11 +128,11 @@ class VitessShard(MysqlPair):
         return _settings(self._cluster.mysql_address(f"{self.shard['name']}@replica"))
 
     def delay(self) -> None:
-        self._replica.delay(DELAY_SECONDS[self.flavor])
+        self._tablet.delay(DELAY_SECONDS[self.flavor])
 
     def pause_applier(self) -> None:
         """By a lock: vttablet takes a replica that does not replicate out of service."""
-        self._lock = self.pair.replica.connect(user="root")
+        self._lock = self._tablet.mysql.connect(user="root")
         with self._lock.cursor() as cursor:
             cursor.execute("FLUSH TABLES WITH READ LOCK")
 
@@ -127,16 +141,20 @@ class VitessShard(MysqlPair):
 
 
 @contextmanager
-def open_databases(flavor: Flavor) -> Iterator[MysqlPair]:
+def open_databases(flavor: Flavor, *, has_replica: bool) -> Iterator[MysqlServers]:
     """Started, with an empty database; stopped at the end."""
     if flavor == "vitess":
         from integration.servers.vitess import Vitess
 
         with Vitess(replicas=1, mysql_options=_OPTIONS) as cluster:
             yield VitessShard(cluster)
-    else:
+    elif has_replica:
         with database_pair(flavor, primary_options=_OPTIONS) as pair:
-            yield MysqlPair(flavor, pair)
+            yield MysqlServers(flavor, pair.primary, pair.replica)
+    else:
+        with make_database(flavor, server_id=1, options=_OPTIONS) as primary:
+            primary.execute(f"CREATE DATABASE {SCHEMA}")
+            yield MysqlServers(flavor, primary, None)
 
 
 def _settings(address: ServerAddress) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class LineView:
             f"{name} {meter.reads} reads, {_rate(meter.hits, meter.reads)} hits, {meter.stale_hits} stale"
             for name, meter in ((name, sample.meters[name]) for name in STRATEGIES)
         ]
-        self.say(
-            f"{sample.seconds_left:.0f} s left, replica {sample.replica_lag_seconds:.1f} s late: {'; '.join(parts)}"
-        )
+        lag = sample.replica_lag_seconds
+        late = "" if lag is None else f", replica {lag:.1f} s late"
+        self.say(f"{sample.seconds_left:.0f} s left{late}: {'; '.join(parts)}")
 
 
 class LiveView:
@@ -73,10 +73,11 @@ class LiveView:
                 str(meter.unacknowledged),
             )
         self._before = (now, reads)
-        paused = "  (its applier is paused)" if sample.is_paused else ""
-        late = f"the replica is {sample.replica_lag_seconds:.1f} s late"
-        head = f"{sample.phase}, {sample.seconds_left:.0f} s left; {late}"
-        self._live.update(Group(Text(head + paused, style="bold"), table))
+        head = f"{sample.phase}, {sample.seconds_left:.0f} s left"
+        if sample.replica_lag_seconds is not None:
+            paused = "  (its applier is paused)" if sample.is_paused else ""
+            head += f"; the replica is {sample.replica_lag_seconds:.1f} s late{paused}"
+        self._live.update(Group(Text(head, style="bold"), table))
 
 
 def _rate(hits: int, reads: int) -> str:

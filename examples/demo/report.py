@@ -9,9 +9,9 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from examples.demo.acknowledgement import WATCH_SECONDS
 from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Row, StaleHit, percentile
+from examples.demo.progress_watcher import WATCH_SECONDS
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
 from examples.demo.verdict import Poisoned, Verdict
 
@@ -71,7 +71,8 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote. ``lives``: number
+    """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote; none without a replica,
+    and a ``replica_delay_seconds`` of 0. ``lives``: number
     of lives of each node; more than one means that a node was emptied. ``primary_reads``: number of misses of
     event_tokens that the primary answered since the replica lacked a change."""
 
@@ -86,6 +87,10 @@ class DemoResult:
     lives: Mapping[str, int]
     strategies: Mapping[str, StrategyResult]
     primary_reads: int = 0
+
+    @property
+    def has_replica(self) -> bool:
+        return self.replica_delay_seconds > 0
 
     @property
     def exit_code(self) -> int:
@@ -161,13 +166,12 @@ def _example(key: ObjectKey, row: Row, cached: int, other_name: str, other: int)
 
 
 def as_table(result: DemoResult) -> Table:
-    lag_p50, lag_max = (
-        percentile(result.replica_lags_seconds, 50),
-        max(result.replica_lags_seconds, default=0.0),
-    )
+    late = "without a replica"
+    if result.has_replica:
+        lags = result.replica_lags_seconds
+        late = f"the replica was {percentile(lags, 50):.1f} s late, at most {max(lags, default=0.0):.1f} s"
     table = Table(
-        title=f"{result.writes:,} writes in {result.seconds:.0f} s on {result.flavor}, seed {result.seed}; "
-        f"the replica was {lag_p50:.1f} s late, at most {lag_max:.1f} s",
+        title=f"{result.writes:,} writes in {result.seconds:.0f} s on {result.flavor}, seed {result.seed}; {late}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -213,24 +217,23 @@ def explain(result: DemoResult) -> list[str]:
     evidence = _choose_evidence(result)
     if evidence:
         shown = "; ".join(f"{name} still serves {describe(each)}" for name, each in evidence)
-        lines.append(
-            "Why: a reader that missed right after the delete read the old row from the late replica and put it "
-            f"back, and no delete comes again: {shown}."
-        )
+        old = "right after the delete read the old row from the late replica"
+        if not result.has_replica:
+            old = "read the old row just before a commit"
+        lines.append(f"Why: a reader that missed {old} and put it back, and no delete comes again: {shown}.")
     else:
         lines.append("This time no key of the others stayed poisoned; run longer.")
     fresh = ", ".join(f"{name} {result.strategies[name].fresh_hits:,}" for name in STRATEGIES)
     lines.append(f"Hits that were not stale: {fresh}.")
     lines.append(
-        "event_tokens stores a value only if the replica's position contains every invalidation of its key. "
+        "event_tokens stores a value only if the server's position contains every invalidation of its key. "
         f"What became of its reads: {_outcomes(result.strategies[EVENT_TOKENS].outcomes)}."
     )
     lines.append(
         "Rows from misses that were older than an acknowledged invalidation: "
         + ", ".join(f"{name} {result.strategies[name].stale_replica_reads:,}" for name in STRATEGIES)
-        + f". Misses go to the late replica. event_tokens read the primary {result.primary_reads:,} times "
-        f"({result.primary_reads / max(1, result.strategies[EVENT_TOKENS].reads):.1%} of its reads), because the "
-        "replica lacked a change that the cache knew of; the others know of none, and never do."
+        + ". "
+        + _servers_of(result)
     )
     told = result.interruptions
     if told.reads:
@@ -239,6 +242,17 @@ def explain(result: DemoResult) -> list[str]:
             f"{told.interrupted:,} of these reads; {told.wrong_answers:,} answers were of another object."
         )
     return lines
+
+
+def _servers_of(result: DemoResult) -> str:
+    """Which servers the misses read."""
+    if not result.has_replica:
+        return "All misses read the primary."
+    return (
+        f"Misses go to the late replica. event_tokens read the primary {result.primary_reads:,} times "
+        f"({result.primary_reads / max(1, result.strategies[EVENT_TOKENS].reads):.1%} of its reads), because the "
+        "replica lacked a change that the cache knew of; the others know of none, and never do."
+    )
 
 
 def _choose_evidence(result: DemoResult) -> list[tuple[str, Poisoned]]:

@@ -22,10 +22,11 @@ import pymysql
 
 from appclient import Cache
 from appclient.telemetry.observer import Observer, Vitals
-from examples.demo.acknowledgement import ProgressWatch, StreamLedger, commit_position, track_gtids
-from examples.demo.databases import DELAY_SECONDS, Flavor
+from examples.demo.acknowledgement import ProgressLedger, StreamLedger, commit_position, track_gtids
+from examples.demo.databases import Flavor
 from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Write
+from examples.demo.progress_watcher import parse_progress
 from examples.demo.report import DemoResult, StrategyResult
 from examples.demo.strategy import (
     DELETE_AFTER_WRITE,
@@ -37,6 +38,7 @@ from examples.demo.strategy import (
     Strategy,
     TokenCache,
 )
+from examples.demo.stream_deleter import parse_report
 from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
 from examples.demo.world import LINEAGE, NodeKind, World, open_world
@@ -57,11 +59,11 @@ THREAD_SWITCH_SECONDS: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How it stands, for the live view."""
+    """How it stands, for the live view. ``replica_lag_seconds``: None without a replica."""
 
     seconds_left: float
     phase: str
-    replica_lag_seconds: float
+    replica_lag_seconds: float | None
     is_paused: bool
     meters: dict[str, Meter]
 
@@ -149,7 +151,7 @@ class _Run:
         self._ledger = StreamLedger(self._meters[DELETE_FROM_STREAM], self._witnesses.get(DELETE_FROM_STREAM))
         cache = world.config.cache
         namespace = cache.namespace
-        self._watch = ProgressWatch(cache.access, cache.nodes, namespace, LINEAGE, self._meters[EVENT_TOKENS])
+        self._progress = ProgressLedger(cache.nodes, world.databases.gtid_flavor, self._meters[EVENT_TOKENS])
         self._primary_reads = PrimaryReads()
         self._cache = Cache.open(world.config_path, telemetry=self._primary_reads)
         self._cache.loader("profile")(load_profile)
@@ -160,8 +162,12 @@ class _Run:
 
     def run(self) -> DemoResult:
         plan, workers = self._plan, self._workers
-        workers.start(self._watch.run, workers.stop_watching)
-        workers.start(self._world.stream_deleter.receive, self._ledger.reported, workers.stop_watching)
+        world, stopping = self._world, workers.stop_watching
+        deleted, progressed = self._ledger.reported, self._progress.reported
+        workers.start(world.stream_deleter.receive, lambda line: deleted(*parse_report(line)), stopping)
+        workers.start(
+            world.progress_watcher.receive, lambda line: progressed(*parse_progress(line)), stopping
+        )
         book = OrderBook()
         writers = [workers.start(self._write, number, book) for number in range(plan.writers)]
         readers = [workers.start(self._read, number) for number in range(plan.readers)]
@@ -185,12 +191,12 @@ class _Run:
             seconds=plan.seconds,
             seed=plan.seed,
             writes=self._meters[DELETE_AFTER_WRITE].writes_begun,
-            replica_delay_seconds=DELAY_SECONDS[self._world.databases.flavor],
+            replica_delay_seconds=self._world.databases.delay_seconds,
             pause_seconds=plan.pause_seconds,
             replica_lags_seconds=self._replica_lags,
             interruptions=interruptions,
             primary_reads=self._primary_reads.count,
-            lives={name: len(lives) for name, lives in self._watch.lives.items()},
+            lives={name: len(lives) for name, lives in self._progress.lives.items()},
             strategies={
                 name: StrategyResult.of(meter, verdicts[name]) for name, meter in self._meters.items()
             },
@@ -218,10 +224,9 @@ class _Run:
         self._workers.stop_writing.set()
         for writer in writers:
             writer.result()
-        self._view.say("the writers have stopped; waiting for the replica and for all acknowledgements")
-        caught_up = self._workers.start(
-            self._world.databases.pair.wait_caught_up
-        )  # it has a bound of its own
+        replica = "the replica and for " if self._plan.has_replica else ""
+        self._view.say(f"the writers have stopped; waiting for {replica}all acknowledgements")
+        caught_up = self._workers.start(self._world.databases.wait_caught_up)  # it has a bound of its own
         while not caught_up.done():
             self._tick(0.0, "settling")
         caught_up.result()
@@ -242,9 +247,7 @@ class _Run:
         self._cache.close()
         if self._world.archives:
             self._view.say("completing the archives")
-            head = parse_position(
-                self._world.databases.gtid_flavor, self._world.databases.pair.primary.executed()
-            )
+            head = parse_position(self._world.databases.gtid_flavor, self._world.databases.primary.executed())
             for archive in self._world.archives.values():
                 archive.finish(head, LINEAGE)
             self._world.invalidator.terminate()  # it completes its part of the history
@@ -258,7 +261,7 @@ class _Run:
         self._workers.check()
         self._world.check()
         lag = self._world.databases.replica_lag_seconds()
-        if seconds_left:
+        if seconds_left and lag is not None:
             self._replica_lags.append(lag)
         self._view.show(Sample(seconds_left, phase, lag, self._is_paused, self._meters))
         time.sleep(TICK_SECONDS)
@@ -291,7 +294,7 @@ class _Run:
                 deleting.after_commit(write)  # first: nothing is to delay it
                 self._ledger.committed(write)
                 position = commit_position(connection, cursor, world.databases.flavor)
-                self._watch.committed(write, position, self._nodes_of(write))
+                self._progress.committed(write, position, self._nodes_of(write))
                 for witness in self._witnesses.values():
                     witness.committed(write, position)
                 touched.update(write.objects)

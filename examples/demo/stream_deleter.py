@@ -25,9 +25,9 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from examples.demo.measurement import CUSTOMER, PROFILE, Row
+from examples.demo.progress_watcher import READY
 from examples.demo.strategy import open_client, plain_key
 
-READY: Final = "ready"
 HEARTBEAT_SECONDS: Final = 1
 _HEAD: Final = {"mariadb": "SHOW MASTER STATUS", "mysql": "SHOW BINARY LOG STATUS"}
 

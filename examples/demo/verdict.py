@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
 
 def _read_primary(world: World) -> Callable[[ObjectKey], Any]:
     with (
-        pymysql.connect(**world.databases.server_settings(world.databases.pair.primary)) as connection,
+        pymysql.connect(**world.databases.server_settings(world.databases.primary)) as connection,
         connection.cursor(DictCursor) as cursor,
     ):
         cursor.execute("SELECT * FROM customers")

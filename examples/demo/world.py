@@ -1,4 +1,4 @@
-"""What the demo runs on: a primary, a replica that lags on purpose, two cache nodes, the invalidator.
+"""What the demo runs on: a primary, a replica that lags on purpose or none, two cache nodes, the invalidator.
 
 Everything is private, on loopback, under a temporary directory, and stopped when `open_world` is left; should
 this process be killed, the watchdog of ``integration.servers`` stops it. A server that dies during the run is
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from examples.demo.databases import Flavor, MysqlPair, open_databases
+from examples.demo.databases import Flavor, MysqlServers, open_databases
 from examples.demo.interrupted import InterruptedReader
+from examples.demo.progress_watcher import READY
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
-from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
 from freshness.config.config import Config, load_config
 from integration.configuration import CUSTOMER, PROFILE, write_config
@@ -66,24 +66,26 @@ class NodeKind:
         return {"backend": self.backend}
 
 
-class StreamDeleterProcess(PythonProgram):
-    """The consumer of delete_from_stream, ready when it follows the binlog. ``receive`` brings its report."""
+class ReportingProcess(PythonProgram):
+    """The stream deleter or the progress watcher. Ready when it says so; `receive` brings the lines of its report."""
 
-    technology = "stream deleter"
-
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, technology: str, module: str, settings: dict[str, Any]) -> None:
+        self.technology = technology
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(REPORT_POLL_SECONDS)
         self._connection: socket.socket | None = None
         self._pending = b""
+        self._early: list[str] = []
         whole = settings | {"report_port": self._listener.getsockname()[1]}
-        super().__init__("-m", "examples.demo.stream_deleter", json.dumps(whole))
+        super().__init__("-m", module, json.dumps(whole))
 
     def is_ready(self) -> bool:
         if self._connection is None:
             self._connection, _ = self._listener.accept()
             self._connection.settimeout(REPORT_POLL_SECONDS)
-        return READY in self._receive()
+        lines = self._receive()
+        self._early += [line for line in lines if line != READY]
+        return READY in lines
 
     def _receive(self) -> list[str]:
         """The lines that have arrived; none after a while without any."""
@@ -97,13 +99,13 @@ class StreamDeleterProcess(PythonProgram):
         *lines, self._pending = (self._pending + received).split(b"\n")
         return [line.decode() for line in lines]
 
-    def receive(
-        self, report: Callable[[tuple[str, int], int, float], None], stopping: threading.Event
-    ) -> None:
-        """Pass on every report until ``stopping``."""
+    def receive(self, report: Callable[[str], None], stopping: threading.Event) -> None:
+        """Pass on every line until ``stopping``."""
+        for line in self._early:
+            report(line)
         while not stopping.is_set():
             for line in self._receive():
-                report(*parse_report(line))
+                report(line)
 
     def stop(self) -> None:
         super().stop()
@@ -116,10 +118,11 @@ class StreamDeleterProcess(PythonProgram):
 class World:
     """Everything that runs, ready for the workload."""
 
-    databases: MysqlPair
+    databases: MysqlServers
     nodes: tuple[Memcached | Redis, ...]
     invalidator: InvalidatorProcess
-    stream_deleter: StreamDeleterProcess
+    stream_deleter: ReportingProcess
+    progress_watcher: ReportingProcess
     config_path: Path
     config: Config
     interrupted: tuple[InterruptedReader, ...] = ()
@@ -133,11 +136,12 @@ class World:
     def check(self) -> None:
         """Raise `ServerFailed`, with the end of its log, if something has died."""
         named: list[tuple[str, ServerProcess]] = [
-            ("the primary", self.databases.pair.primary),
-            ("the replica", self.databases.pair.replica),
+            ("the primary", self.databases.primary),
+            *([("the replica", self.databases.replica)] if self.databases.replica else []),
             *((f"{node.technology} {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
+            ("the progress watcher", self.progress_watcher),
             *(("an interrupted reader", reader) for reader in self.interrupted),
             *((f"the archive of {name}", archive) for name, archive in self.archives.items()),
         ]
@@ -156,17 +160,17 @@ def open_world(
     """Start everything, and stop everything at the end, however it comes. ``history``: folder that records
     the run."""
     with ExitStack() as stack:
-        say(f"starting a {flavor} primary and its replica, two {kind.backend} nodes")
+        servers = "primary and its replica" if plan.has_replica else "primary"
+        say(f"starting a {flavor} {servers}, two {kind.backend} nodes")
         nodes = kind.make(), kind.make()
         for node in nodes:
             stack.enter_context(node)
-        databases = stack.enter_context(open_databases(flavor))
-        pair = databases.pair
+        databases = stack.enter_context(open_databases(flavor, has_replica=plan.has_replica))
         with pymysql.connect(**databases.writing()) as connection:
             create_tables(connection, plan)
-        pair.wait_caught_up()
+        databases.wait_caught_up()
         databases.delay()
-        say("the replica now lags 1 to 2 s; starting the invalidator")
+        say(f"{'the replica now lags 1 to 2 s; ' if plan.has_replica else ''}starting the invalidator")
         addresses = [node.address for node in nodes]
         config_path = write_config(
             nodes[0].directory,
@@ -184,16 +188,24 @@ def open_world(
         invalidator = stack.enter_context(
             InvalidatorProcess(config_path, needs_stripes=kind.megabytes is None)
         )
-        deleter = StreamDeleterProcess(
+        deleter = ReportingProcess(
+            "stream deleter",
+            "examples.demo.stream_deleter",
             {
                 "namespace": "delete_from_stream",
                 "nodes": addresses,
                 "backend": kind.backend,
                 "flavor": databases.gtid_flavor,
-                "server": databases.server_settings(pair.primary),
-            }
+                "server": databases.server_settings(databases.primary),
+            },
         )
         stack.enter_context(deleter)
+        watcher = ReportingProcess(
+            "progress watcher",
+            "examples.demo.progress_watcher",
+            {"config": str(config_path), "lineage": LINEAGE},
+        )
+        stack.enter_context(watcher)
         archives = {}
         if history is not None:
             say(f"recording the run under {history}")
@@ -203,8 +215,8 @@ def open_world(
                 process = ArchiveProcess(with_namespace(config_path, name), history / name / "archive")
                 archives[name] = stack.enter_context(process)
             # Each later read has at least one transaction of the archives: nothing older is cached
-            pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
-        pair.wait_caught_up()
+            databases.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
+        databases.wait_caught_up()
         config = load_config(config_path)
         interrupted = tuple(
             InterruptedReader(config_path, plan, number) for number in range(plan.interrupted)
@@ -212,5 +224,14 @@ def open_world(
         for reader in interrupted:
             stack.enter_context(reader)
         yield World(
-            databases, nodes, invalidator, deleter, config_path, config, interrupted, archives, history
+            databases,
+            nodes,
+            invalidator,
+            deleter,
+            watcher,
+            config_path,
+            config,
+            interrupted,
+            archives,
+            history,
         )

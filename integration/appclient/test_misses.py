@@ -10,10 +10,11 @@ from typing import Any, Final
 import pytest
 
 from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
+from appclient.telemetry.observer import Observer, TelemetryOption, Vitals
 from freshness.config.server import ServerAddress
 from freshness.database.connection import connect
 from integration.configuration import PROFILE
-from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits
 from integration.servers import Pair
 
 LATEST: Final = """[objects.latest]
@@ -36,7 +37,7 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
         running.execute(f"INSERT INTO customers VALUES {rows}")
         running.settle()
         running.wait_open()
-        pair.replica.stop_replication()
+        pair.replica.stop_applying()
         try:
             yield running
         finally:
@@ -44,11 +45,24 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
             pair.replica.wait_caught_up(pair.primary)
 
 
-def open_cache(system: System, **settings: Any) -> Cache:
+class PrimaryReads(Observer):
+    """Notes of each miss that the replica cannot answer whether the primary was read."""
+
+    def __init__(self) -> None:
+        self.permitted: list[bool] = []
+
+    def observe(self, _: Vitals) -> Observer:
+        return self
+
+    def need_primary(self, is_permitted: bool) -> None:
+        self.permitted.append(is_permitted)
+
+
+def open_cache(system: System, *, telemetry: TelemetryOption = None, **settings: Any) -> Cache:
     text = system.config_path.read_text()
     lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
     system.config_path.write_text(text.replace("[cache]\n", f"[cache]\n{lines}", 1))
-    cache = system.open_cache()
+    cache = Cache.open(system.config_path, telemetry=telemetry)
 
     @cache.loader("profile")
     def profile(connection: LoaderConnection, key: int) -> Any:
@@ -100,6 +114,41 @@ def test_with_a_bound_of_0_the_primary_is_not_read(system: System) -> None:
     with closing(open_cache(system, primary_reads_per_second=0)) as cache:
         value, outcome = read(cache, "customer", 1)
         assert (value["v"], outcome) == (0, ReadOutcome.STRIPE)
+
+
+def test_hits_go_on_and_misses_are_of_the_primary_up_to_the_bound(system: System) -> None:
+    """The pace is so slow that the first read of the primary is the only one."""
+    changed, others = [1, 3, 5, 7], [2, 4, 6, 8]
+    reads = PrimaryReads()
+    with (
+        closing(open_cache(system)) as cache,
+        closing(open_cache(system, telemetry=reads, primary_reads_per_second=0.001)) as bounded,
+    ):
+        wait_for_hits(cache, "customer", list(KEYS), system.describe)
+        for number in (1, 2, 3):
+            system.execute("UPDATE customers SET v = %s WHERE id IN (1, 3, 5, 7)", number)
+            system.wait_covered()
+            found = cache.get_many("customer", list(KEYS), explain=True)
+            assert {key: (found[key].value["v"], found[key].outcome) for key in KEYS} == {
+                **dict.fromkeys(changed, (number, ReadOutcome.FILLED)),
+                **dict.fromkeys(others, (0, ReadOutcome.HIT)),
+            }
+        system.execute("UPDATE customers SET v = 4 WHERE id IN (1, 3, 5, 7)")
+        system.wait_covered()
+        answers = {key: read(bounded, "customer", key) for key in KEYS}
+        assert reads.permitted == [True, False, False, False]
+        assert {key: (value["v"], outcome) for key, (value, outcome) in answers.items()} == {
+            1: (4, ReadOutcome.FILLED),
+            **dict.fromkeys([3, 5, 7], (0, ReadOutcome.STRIPE)),
+            **dict.fromkeys(others, (0, ReadOutcome.HIT)),
+        }
+        assert system.find_stale("customer", KEYS) == (len(others) + 1, [])
+        # The other process may still read the primary, and its fills are hits here.
+        assert [read(cache, "customer", key)[1] for key in (3, 5, 7)] == [ReadOutcome.FILLED] * 3
+        assert [read(bounded, "customer", key)[1] for key in KEYS] == [ReadOutcome.HIT] * len(KEYS)
+        assert system.find_stale("customer", KEYS) == (len(KEYS), [])
+        system.pair.replica.start_replication()
+        system.assert_none_stale(bounded, "customer", list(KEYS))
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,14 @@ def test_the_demo_poisons_the_others_and_not_event_tokens(options: tuple[str, ..
     assert interruptions["wrong_answers"] == 0
     assert strategies["delete_after_write"]["poisoned"] > 0
     assert strategies["delete_from_stream"]["poisoned"] > 0
+
+
+@pytest.mark.parametrize("flavor", [pytest.param("mariadb"), pytest.param("mysql", marks=pytest.mark.slow)])
+def test_on_a_primary_alone_no_value_of_event_tokens_is_old(flavor: str) -> None:
+    result = demonstrate("--seconds", "6", "--replicas", "0", "--flavor", flavor)
+    assert (result["replica_delay_seconds"], result["applier_pause_seconds"]) == (0, 0)
+    ours = result["strategies"]["event_tokens"]
+    assert ours["invalidations"] == result["writes"] > 0
+    assert (ours["poisoned"], ours["stale_reads"], ours["stale_replica_reads"]) == (0, 0, 0)
+    assert ours["outcomes"]["filled"] > 0
+    assert result["strategies"]["delete_after_write"]["hit_rate"] > 0

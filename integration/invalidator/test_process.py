@@ -374,16 +374,11 @@ def find_outcomes(cache: Cache, keys: Sequence[int]) -> set[ReadOutcome]:
 
 @pytest.mark.parametrize("stop_seconds", [REPLICA_STOP_SECONDS])
 def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_seconds: float) -> None:
-    stop, start = (
-        ("STOP SLAVE SQL_THREAD", "START SLAVE SQL_THREAD")
-        if pair.primary.flavor == "mariadb"
-        else ("STOP REPLICA SQL_THREAD", "START REPLICA SQL_THREAD")
-    )
     with system_with_cache(pair, tmp_path, **REPLICAS_ALONE) as (system, cache):
         keys = insert_customers(system, 20)
         changed = keys[:10]
         wait_for_hits(cache, "customer", keys, system.describe)
-        system.pair.replica.execute(stop)
+        system.pair.replica.stop_applying()
         try:
             stopped_at = time.monotonic()
             number = 0
@@ -398,7 +393,7 @@ def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_second
                 # What did not change is served and stays.
                 assert find_outcomes(cache, keys[10:]) == {ReadOutcome.HIT}
         finally:
-            system.pair.replica.execute(start)
+            system.pair.replica.start_replication()
         system.assert_none_stale(cache, "customer", [*keys, *range(101, 101 + number)])
 
 

@@ -73,6 +73,10 @@ class DatabaseServer(ServerProcess):
         """Stop receiving and applying. No error if it is stopped already."""
 
     @abstractmethod
+    def stop_applying(self) -> None:
+        """Go on receiving, and apply nothing, until `start_replication`."""
+
+    @abstractmethod
     def start_replication(self) -> None: ...
 
     @abstractmethod

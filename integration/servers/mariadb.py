@@ -96,6 +96,9 @@ class MariadbServer(DatabaseServer):
     def stop_replication(self) -> None:
         self.execute("STOP SLAVE")
 
+    def stop_applying(self) -> None:
+        self.execute("STOP SLAVE SQL_THREAD")
+
     def start_replication(self) -> None:
         self.execute("START SLAVE")
 

@@ -149,6 +149,9 @@ class MysqlServer(DatabaseServer):
     def stop_replication(self) -> None:
         self.execute("STOP REPLICA")
 
+    def stop_applying(self) -> None:
+        self.execute("STOP REPLICA SQL_THREAD")
+
     def start_replication(self) -> None:
         self.execute("START REPLICA")
 

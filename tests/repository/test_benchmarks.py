@@ -119,7 +119,7 @@ def test_an_unknown_name_is_a_clear_error(capsys: pytest.CaptureFixture[str]) ->
     assert printed.out == ""
     assert "no benchmark 'hits'" in printed.err
     assert "did you mean hit?" in printed.err
-    with pytest.raises(ConfigError, match="lag, memory"):
+    with pytest.raises(ConfigError, match="lag, lock"):
         program.choose(["zzz"])
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from examples.demo.acknowledgement import StreamLedger, commit_position
+from examples.demo.acknowledgement import ProgressLedger, StreamLedger, commit_position
 from examples.demo.interrupted import Interruptions, is_of
 from examples.demo.measurement import Answer, Meter, ObjectKey, Request, Row, StaleHit, Write, percentile
+from examples.demo.progress_watcher import parse_progress
 from examples.demo.report import DemoResult, StrategyResult, accuse, as_json, as_table, explain
 from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS, STRATEGIES
 from examples.demo.stream_deleter import parse_report
 from examples.demo.verdict import Poisoned, Verdict, compare, plain
+from freshness.position import parse_position
 
 CUSTOMER_7: ObjectKey = ("customer", 7)
 PROFILE_7: ObjectKey = ("profile", 7)
@@ -137,6 +139,42 @@ def test_a_stream_may_report_before_the_commit_returns() -> None:
     assert (meter.unacknowledged, meter.lags_ms) == (0, [0.0])
 
 
+FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"
+
+
+def progress_ledger() -> tuple[Meter, ProgressLedger]:
+    meter = Meter("tokens")
+    meter.begin()
+    return meter, ProgressLedger([FIRST, SECOND], "mariadb", meter)
+
+
+def test_a_write_is_acknowledged_when_the_last_of_its_nodes_has_its_position() -> None:
+    meter, ledger = progress_ledger()
+    both = frozenset({FIRST, SECOND})
+    ledger.committed(written({ROW_7: 2}, committed_at=1.0), parse_position("mariadb", "0-1-5"), both)
+    ledger.reported(FIRST, "aa", "0-1-5", 1.002)
+    ledger.reported(SECOND, "bb", "0-1-4", 1.003)
+    assert meter.unacknowledged == 1
+    ledger.reported(SECOND, "bb", "0-1-6", 1.004)
+    assert meter.unacknowledged == 0
+    assert meter.lags_ms == [pytest.approx(4.0)]
+    assert ledger.lives == {FIRST: {"aa"}, SECOND: {"bb"}}
+
+
+def test_progress_counts_from_when_it_was_seen_also_before_the_position_of_the_commit_is_known() -> None:
+    meter, ledger = progress_ledger()
+    for position, at in (("0-1-4", 1.0), ("0-1-5", 1.001), ("0-1-9", 1.010)):
+        ledger.reported(FIRST, "aa", position, at)
+    ledger.committed(
+        written({ROW_7: 2}, committed_at=1.0), parse_position("mariadb", "0-1-5"), frozenset({FIRST})
+    )
+    assert meter.lags_ms == [pytest.approx(1.0)]
+
+
+def test_the_report_of_the_progress_watcher_parses() -> None:
+    assert parse_progress(f"{FIRST} 6c69 0-1-5 12.25") == (FIRST, "6c69", "0-1-5", 12.25)
+
+
 def test_the_report_of_the_stream_deleter_parses() -> None:
     assert parse_report("orders 700 5 12.25") == (ORDER_700, 5, 12.25)
 
@@ -185,6 +223,7 @@ def result_with(
     ours_stale: tuple[StaleHit, ...] = (),
     ours_poisoned: tuple[Poisoned, ...] = (),
     interruptions: Interruptions | None = None,
+    has_replica: bool = True,
 ) -> DemoResult:
     both = (Poisoned(CUSTOMER_7, ROW_7, 1, 9), Poisoned(PROFILE_7, ORDER_700, 2, 5))
 
@@ -199,9 +238,9 @@ def result_with(
         seconds=20,
         seed=42,
         writes=50,
-        replica_delay_seconds=2,
-        pause_seconds=2.5,
-        replica_lags_seconds=[1.0, 3.0],
+        replica_delay_seconds=2 if has_replica else 0,
+        pause_seconds=2.5 if has_replica else 0.0,
+        replica_lags_seconds=[1.0, 3.0] if has_replica else [],
         interruptions=interruptions or Interruptions(),
         lives={"127.0.0.1:1": 1},
         strategies={
@@ -262,6 +301,14 @@ def test_the_explanation_shows_one_poisoned_key_of_each_other_strategy() -> None
     assert (
         "delete_from_stream still serves profile 7 with orders 700 at version 2 (primary: version 5)" in text
     )
+
+
+def test_without_a_replica_none_is_named() -> None:
+    alone = result_with(has_replica=False)
+    text = f"{as_table(alone).title} {' '.join(explain(alone))}"
+    assert "replica" not in text.replace("without a replica", "")
+    assert "All misses read the primary." in text
+    assert "without a replica" not in f"{as_table(result_with()).title}"
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
