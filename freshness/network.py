@@ -44,8 +44,6 @@ class Gate(Protocol):
 
 
 class ThreadGate:
-    """See `Gate`."""
-
     def __init__(self) -> None:
         self.waiting = 0
         self._condition = threading.Condition(threading.Lock())
@@ -128,7 +126,6 @@ class Network:
         return function()
 
     def sleep(self, seconds: float) -> None:
-        """Wait for that time."""
         time.sleep(seconds)
 
     def open_gate(self) -> Gate:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +72,21 @@ def open_session(
     if not session.sparkContext.getConf().contains(_BATCH_ROWS):
         session.conf.set(_BATCH_ROWS, str(rows_per_batch_max))
     return session
+
+
+@contextmanager
+def using_session(
+    session: SparkSession | None, name: str, master: str | None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX
+) -> Iterator[SparkSession]:
+    """``session``, which its owner stops, else one of `open_session`, which is stopped at the end."""
+    if session is not None:
+        yield session
+        return
+    opened = open_session(name, master, rows_per_batch_max)
+    try:
+        yield opened
+    finally:
+        opened.stop()
 
 
 def require_encryption(session: SparkSession, servers: Iterable[ServerAddress | NodeLogin]) -> None:

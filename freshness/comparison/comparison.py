@@ -55,7 +55,7 @@ NOT_SERVED: Final = "not_served"
 
 @dataclass(frozen=True, slots=True)
 class EntryVerdict:
-    """A row of `spark.schema.VERDICT`. ``lineages``: lineages of the entry, if it is poisoned or undecided.
+    """A row of `spark.live.job.VERDICT`. ``lineages``: lineages of the entry, if it is poisoned or undecided.
     ``count``: number of entries that the row stands for (see `spark.live.report.condense`)."""
 
     node: str

@@ -44,7 +44,7 @@ _NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another rin
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is not a hit. ``lineages``: lineages of the
+    """A row of `spark.live.job.ENTRY`. ``state``: `LIVE`, or why it is not a hit. ``lineages``: lineages of the
     shards that have a say in it. ``value``: encoded value, None for "no such row". ``value_digest`` is of the
     value as it would be encoded now, "" for "no such row"."""
 

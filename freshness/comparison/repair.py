@@ -23,7 +23,7 @@ _NOBODY_VOUCHES: Final = "the node has no record, so the stripe is not known: se
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """A row of `spark.schema.CONDEMNED`: an entry to remove, as it was when it was found poisoned."""
+    """A row of `spark.live.job.CONDEMNED`: an entry to remove, as it was when it was found poisoned."""
 
     node: str
     item: bytes
@@ -33,7 +33,7 @@ class Condemned:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A row of `spark.schema.REPAIR`. ``is_gone``: the condemned entry is not there. ``error``: why it still is."""
+    """A row of `spark.live.job.REPAIR`. ``is_gone``: the condemned entry is not there. ``error``: why it still is."""
 
     node: str
     is_gone: bool

@@ -5,6 +5,7 @@ Used where configuration is read. Its messages never repeat a text that may hold
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Final
@@ -47,3 +48,12 @@ def parse_host_port(text: str, *, port_default: int | None = None) -> tuple[str,
     if not 1 <= int(digits) <= 65_535:
         raise ConfigError(f"port {int(digits)} is not from 1 to 65535")
     return host, int(digits)
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from freshness.config.hostport import parse_host_port
+from freshness.config.hostport import is_loopback, parse_host_port
 from freshness.config.setting import setting
 from freshness.config.table import NAME_EXPECTED, Table, shown
 from freshness.errors import ConfigError
@@ -91,7 +90,7 @@ def read_http(table: Table) -> HttpConfig | None:
         except ConfigError as error:
             table.report("listen", shown(http.listen), f"HOST:PORT; {error.message}")
             return http
-        if not _is_loopback(host) and http.token_file is None:
+        if not is_loopback(host) and http.token_file is None:
             expected = "a loopback address such as 127.0.0.1:8080, or a token_file beside it"
             table.report("listen", shown(http.listen), expected)
     for index, name in enumerate(http.hosts):
@@ -117,12 +116,3 @@ def _check_client(table: Table, client: HttpClient) -> None:
         table.report("tables", "what a stream shows", expected)
     elif "stream" in client.scopes and not client.tables:
         table.report("tables", "nothing", 'at least one table, or "*" for all')
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

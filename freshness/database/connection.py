@@ -7,7 +7,8 @@ certificates are read again for each connection. Never logs or repeats a passwor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, Final, TypeAlias
 
 import pymysql
@@ -150,6 +151,23 @@ def _begin_session(connection: Connection) -> None:
     except BaseException:
         connection.close()
         raise
+
+
+@contextmanager
+def connected(
+    address: ServerAddress,
+    doing: str,
+    *,
+    timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+    read_timeout_seconds: float = 0,
+) -> Iterator[Connection]:
+    """A connection as `connect` makes it, closed at the end of the block, whose errors are `translated`."""
+    connection = connect(address, timeout_seconds=timeout_seconds, read_timeout_seconds=read_timeout_seconds)
+    with closing(connection):
+        try:
+            yield connection
+        except Exception as error:
+            raise translated(error, address, doing) from error
 
 
 def translated(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from freshness.config.config import Config
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, read_rows, translated
+from freshness.database.connection import Connection, connect, connected, read_rows, translated
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition, build_registry
@@ -143,13 +143,8 @@ def _require_unique(
 
 def read_tables(address: ServerAddress) -> frozenset[str]:
     """The tables of a database, without views. Raises `SourceUnavailable` or `SourceUnsuitable`."""
-    connection = connect(address)
-    try:
+    with connected(address, "reading the tables") as connection:
         found = read_rows(connection, _TABLES)
-    except Exception as error:
-        raise translated(error, address, "reading the tables") from error
-    finally:
-        connection.close()
     return frozenset(str(name) for name, kind in found if "VIEW" not in str(kind))
 
 

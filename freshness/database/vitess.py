@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeVar
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, read_rows, translated
+from freshness.database.connection import Connection, connected, read_rows
 from freshness.errors import ConfigError
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
@@ -88,14 +88,9 @@ def read_purged(shard: Shard) -> Position:
     Raises `SourceUnavailable`, `SourceUnsuitable`.
     """
     address = readable(shard)
-    connection = connect(address)
-    try:
+    with connected(address, "reading what was purged") as connection:
         [(text,)] = read_rows(connection, "SELECT @@global.gtid_purged")
         return parse_position(_FLAVOR, str(text))
-    except Exception as error:
-        raise translated(error, address, "reading what was purged") from error
-    finally:
-        connection.close()
 
 
 @dataclass(slots=True)

@@ -52,7 +52,6 @@ class ArchiveFooter:
         return compile_patterns(self.tables).match(table) is not None
 
     def to_metadata(self) -> dict[str, str]:
-        """The inverse of `parse_footer`."""
         metadata = {
             KIND_KEY: KIND,
             VERSION_KEY: str(CHANGES_VERSION),

@@ -142,7 +142,6 @@ class MariadbPosition(Position):
         return self if merged is None else _from_heads(merged)
 
     def union_all(self, others: Iterable[Position]) -> MariadbPosition:
-        """See `Position.union_all`."""
         merged = dict(self._heads)
         for other in others:
             for domain, theirs in _same_flavor(other)._heads.items():
@@ -186,7 +185,6 @@ class MariadbPosition(Position):
         return self
 
     def by_source(self) -> dict[str, Position]:
-        """See `Position.by_source`."""
         return {str(domain): _from_heads({domain: self._heads[domain]}) for domain in sorted(self._heads)}
 
     def intervals(self) -> dict[str, tuple[tuple[int, int], ...]]:

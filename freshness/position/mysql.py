@@ -159,14 +159,12 @@ class MysqlGtidSet(Position):
         return _from_borders({source: borders for source, borders in left.items() if borders})
 
     def by_source(self) -> dict[str, Position]:
-        """See `Position.by_source`."""
         parts: dict[str, dict[str, Borders]] = {}
         for source in sorted(self._borders):
             parts.setdefault(source.partition(":")[0], {})[source] = self._borders[source]
         return {uuid: _from_borders(borders) for uuid, borders in parts.items()}
 
     def intervals(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """See `Position.intervals`."""
         return {
             source: tuple((start, end - 1) for start, end in _intervals(self._borders[source]))
             for source in sorted(self._borders)

@@ -52,7 +52,6 @@ class ByteReader:
         return self.read_bytes(1)[0]
 
     def read_bytes(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
         end = self.offset + size
         if end > len(self.data):
             raise self.error(f"ends after {len(self.data)} bytes where {end} are needed")

@@ -69,7 +69,6 @@ class RefreshPlace:
         return RefreshPlace(self.tables, {**self.reached, lineage: own})
 
     def encode(self) -> bytes:
-        """`decode` is the inverse."""
         return json.dumps([self.tables, self.reached], sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod

@@ -104,7 +104,6 @@ class ReplaySource:
             break
 
     def open(self, start: Position) -> None:
-        """See `Source.open`."""
         self.close()
         self.is_exhausted = False
         self._coming = (
@@ -129,7 +128,6 @@ class ReplaySource:
         return taken
 
     def close(self) -> None:
-        """See `Source.close`."""
         self._coming = None
 
 

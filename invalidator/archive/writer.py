@@ -68,7 +68,6 @@ class RotationPolicy:
 
 
 def _find_newest(folder: Path) -> list[ArchiveFile]:
-    """The newest file of each lineage."""
     return list({file.lineage_hash: file for file in find_files(folder)}.values())  # the last one wins
 
 

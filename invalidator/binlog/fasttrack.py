@@ -107,7 +107,6 @@ class FastTrack:
         self._reset()
 
     def restart(self, *, has_checksum: bool) -> None:
-        """See `EventDecoder.restart`."""
         self._general.restart(has_checksum=has_checksum)
         self._reset()
 

@@ -26,7 +26,14 @@ from itertools import takewhile
 from typing import Final
 
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
+from freshness.database.connection import (
+    Connection,
+    connect,
+    connected,
+    executed_position,
+    read_rows,
+    translated,
+)
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, decode_position, parse_position
 from invalidator.binlog.dump import dump_files, force_close
@@ -72,8 +79,7 @@ def find_position(
     """
     margin = MARGIN_SECONDS[flavor] if margin_seconds is None else margin_seconds
     assert margin >= (1 if flavor == "mariadb" else 0), "MariaDB tells whole seconds"
-    connection = connect(address, timeout_seconds=ANSWER_SECONDS)
-    try:
+    with connected(address, "searching the binary log", timeout_seconds=ANSWER_SECONDS) as connection:
         [(now_us,)] = read_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")
         if timestamp_us > int(now_us):
             log.warning(
@@ -85,10 +91,6 @@ def find_position(
             return executed_position(connection, flavor)
         cut_us = timestamp_us - round(margin * SECOND_US)
         return search(BinaryLog(connection, address, flavor), cut_us, int(now_us))
-    except Exception as error:
-        raise translated(error, address, "searching the binary log") from error
-    finally:
-        connection.close()
 
 
 class BinaryLog:

@@ -19,7 +19,7 @@ import pymysql
 
 from freshness.config.keyspace import SkippedTransaction
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, translated
+from freshness.database.connection import Connection, connect, connected, translated
 from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
 from freshness.objects.registry import ObjectDefinition
@@ -137,7 +137,6 @@ class BinlogSource:
         self._reader.start()
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
-        """See `Source.poll`."""
         if self._reader is None:
             raise SourceUnavailable(f"the stream of {self._address.host}:{self._address.port} is not open")
         return self._reader.mailbox.take(timeout_seconds, transactions_max)
@@ -149,11 +148,9 @@ class BinlogSource:
             reader.stop()
 
     def _find_cascades(self) -> Cascades:
-        try:
-            with connect(self._address, timeout_seconds=READ_TIMEOUT_SECONDS) as connection:
-                found = find_cascades(connection, self._address.database, self._tables)
-        except Exception as error:
-            raise translated(error, self._address, "reading the foreign keys") from error
+        doing, seconds = "reading the foreign keys", READ_TIMEOUT_SECONDS
+        with connected(self._address, doing, timeout_seconds=seconds) as connection:
+            found = find_cascades(connection, self._address.database, self._tables)
         for child, parents in self._known_cascades.items():
             found[child] = found.get(child, frozenset()) | parents
         return found

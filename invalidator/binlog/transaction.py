@@ -63,8 +63,6 @@ def _no_cascades() -> Cascades:
 
 @dataclass(slots=True)
 class _Group:
-    """The transaction that is being read."""
-
     start: GroupStart
     in_transaction: bool
     is_xa: bool

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class ReshardAction(StrEnum):
-    """The actions on a reshard."""
-
     PLAN = "plan"
     STATUS = "status"
     NEXT = "next"

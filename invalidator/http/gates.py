@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freshness.config.config import Config
-from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.hostport import is_loopback, parse_host_port, read_password
 from freshness.config.http import HttpScope
 from freshness.errors import ConfigError
 from freshness.stream.lines import SchemaLine
@@ -262,12 +261,3 @@ class HostGate:
         except ConfigError:
             return False
         return is_loopback(host) or host.lower() in self._names
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
 from freshness import __version__
-from freshness.config.hostport import parse_host_port
+from freshness.config.hostport import is_loopback, parse_host_port
 from freshness.database.schema import load_object
 from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
 from invalidator.http.connection import CONNECTIONS_MAX, Certificate, bound_connections
 from invalidator.http.consumers import Reload, StreamHub, add_routes
-from invalidator.http.gates import BodyGate, Grant, HostGate, TokenGate, is_loopback
+from invalidator.http.gates import BodyGate, Grant, HostGate, TokenGate
 from invalidator.http.overview import OverviewFeed, add_overview
 from invalidator.http.refusal import add_handlers, describe_refusals, refuse_unknown_parameters
 from invalidator.process.app import Invalidator

@@ -147,7 +147,6 @@ def _result(tally: ProbeTally, name: str, scale: str) -> ScaleResult:
 
 
 def print_summary(summary: ProbeSummary, console: Console) -> None:
-    """For a person."""
     table = Table(title="probes")
     for title in ("object", "within", "nines", *VERDICTS):
         table.add_column(title, justify="left" if title == "object" else "right")

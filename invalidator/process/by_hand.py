@@ -9,6 +9,7 @@ and by the HTTP service.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from freshness.algorithm.envelope import (
     encode_wanted,
@@ -43,11 +44,8 @@ def invalidate_keys(
     """
     keys = _locate_keys(config, registry, name, texts)
     for node in dict.fromkeys(key.node for key in keys):
-        connection = open_connection(config.cache.access, node)
-        try:
+        with closing(open_connection(config.cache.access, node)) as connection:
             _invalidate(connection, config.cache, [key for key in keys if key.node == node])
-        finally:
-            connection.close()
     return keys
 
 

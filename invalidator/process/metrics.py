@@ -17,8 +17,6 @@ def _shown(kind: type[Counter | Gauge | Histogram], name: str, text: str, **opti
 
 @dataclass(frozen=True, slots=True)
 class ShardMetrics:
-    """The metrics of one shard."""
-
     transactions: Counter = _shown(Counter, "freshness_transactions", "Transactions taken from the stream.")
     transactions_skipped: Counter = _shown(
         Counter,

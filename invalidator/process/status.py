@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -41,7 +42,7 @@ from freshness.comparison.entry import digest_row
 from freshness.config.config import Config
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import connect, read_rows, translated
+from freshness.database.connection import connected, read_rows
 from freshness.database.primary import Primary
 from freshness.database.vitess import VitessShard, read_with_token, readable
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
@@ -98,14 +99,12 @@ def _look_at_nodes(config: Config) -> Iterator[tuple[dict[str, Any], list[Stripe
     """The entries of `read_nodes`, each with the sample of its stripes."""
     for name in config.cache.nodes:
         for lineage in config.lineages:
-            node = open_node(config.cache.access, name)
             sample: list[Stripe] = []
             try:
-                state, sample = _look_at_node(config, node, lineage)
+                with closing(open_node(config.cache.access, name)) as node:
+                    state, sample = _look_at_node(config, node, lineage)
             except FreshnessError as error:
                 state = {"state": "unavailable", "error": str(error)}
-            finally:
-                node.close()
             yield {"node": name, "lineage": lineage} | state, sample
 
 
@@ -198,17 +197,12 @@ def _servers_read(shard: Shard) -> Sequence[ServerAddress]:
 
 def _read_token(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
     """The token that a read from that server would have now. Raises `SourceUnavailable` and `SourceUnsuitable`."""
-    connection = connect(server if shard.vtgate is None else readable(shard))
-    try:
+    with connected(server if shard.vtgate is None else readable(shard), "reading the token") as connection:
         if shard.vtgate is not None:
             token = read_with_token(connection, VitessShard.of(shard), lambda _: None)[1]
         else:
             flavor = keyspace.gtid_flavor
             token = parse_token(flavor, shard.lineage, shard.name, read_rows(connection, token_sql(flavor)))
-    except Exception as error:
-        raise translated(error, server, "reading the token") from error
-    finally:
-        connection.close()
     if token is None:
         raise SourceUnsuitable(
             f"{server.host}:{server.port} gives no token", hint="no invalidator has prepared its primary yet"
@@ -275,8 +269,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     row now."""
     namespace = config.cache.namespace
     lineages = located.policy.lineages
-    node = open_node(config.cache.access, located.node)
-    try:
+    with closing(open_node(config.cache.access, located.node)) as node:
         gets = [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
         entry, *replies = node.perform([Get(located.item), *gets])
         found = {
@@ -290,8 +283,6 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         keys = {lineage: stripe_key(namespace, lineage, number) for lineage, number in numbers.items()}
         held = dict(zip(keys, node.perform([Get(key) for key in keys.values()]), strict=True))
         filled, payload, error = _read_entry(node, namespace, entry)
-    finally:
-        node.close()
     answer: dict[str, Any] = {
         "object": located.definition.config.name,
         "node": located.node,
@@ -406,11 +397,8 @@ def _read_row(config: Config, located: LocatedKey) -> Any:
     for shard in keyspace.shards:
         if shard.lineage not in located.policy.lineages:
             continue
-        primary = Primary(shard.writable, keyspace.gtid_flavor)
-        try:
+        with closing(Primary(shard.writable, keyspace.gtid_flavor)) as primary:
             rows = primary.read_rows(located.definition, [located.values])
-        finally:
-            primary.close()
         if located.identity in rows:
             return rows[located.identity]
     return None

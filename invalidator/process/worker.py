@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Final, Literal, TypeAlias
@@ -192,18 +193,14 @@ class ShardWorker:
         task, streamed = self.assignment, empty_position(self.assignment.flavor)
         namespace, lineage = task.cache.namespace, task.shard.lineage
         for name in task.nodes:
-            node = open_node(task.cache.access, name)
+            gets = [Get(key(namespace, lineage), is_bound=True) for key in (record_key, resume_key)]
             try:
-                for reply in node.perform(
-                    [Get(key(namespace, lineage), is_bound=True) for key in (record_key, resume_key)]
-                ):
-                    record = find_record(reply, name)
-                    if record is not None:
-                        streamed = streamed.union(record.progress)
+                with closing(open_node(task.cache.access, name)) as node:
+                    records = [find_record(reply, name) for reply in node.perform(gets)]
             except NodeUnavailable as error:
                 log.warning("what %s has acknowledged is not known: %s", name, error)
-            finally:
-                node.close()
+            else:
+                streamed = streamed.union_all(each.progress for each in records if each is not None)
         return streamed
 
     def _work(self) -> None:
@@ -274,8 +271,7 @@ class ShardWorker:
         (F23)."""
         task = self.assignment
         primary = task.shard.writable
-        connection = connect(primary)
-        try:
+        with closing(connect(primary)) as connection:
             findings = check_shard(connection, task.shard, task.flavor, task.tables)
             for finding in findings:
                 log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
@@ -283,8 +279,6 @@ class ShardWorker:
             if task.shard.vtgate is not None:
                 return {}  # refused just now; other schemas' names are the tablet's own
             return find_cascades(connection, primary.database, task.tables)
-        finally:
-            connection.close()
 
     def _prepare(self, heartbeats: HeartbeatWriter) -> bool:
         """Whether heartbeats can be written. A previous source of a reshard is read-only, and needs none."""

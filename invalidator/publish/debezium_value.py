@@ -87,7 +87,6 @@ def _by_type(value: Any) -> Any:
 
 
 def _to_document(value: Any) -> str:
-    """The text of a JSON document."""
     try:
         return _encode_document(_plain(value)).decode("utf-8")
     except (TypeError, ValueError):

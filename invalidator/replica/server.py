@@ -16,11 +16,10 @@ from pymysql.cursors import DictCursor
 from freshness.config.server import ServerAddress
 from freshness.database.connection import (
     Connection,
-    connect,
+    connected,
     read_rows,
     replicated_position,
     server_identity,
-    translated,
 )
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
@@ -139,20 +138,14 @@ def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> S
 
     Raises `SourceUnavailable` or `SourceUnsuitable`.
     """
-    connection = connect(address, timeout_seconds=timeout_seconds)
-    try:
+    with connected(address, "looking at its state", timeout_seconds=timeout_seconds) as connection:
         return read_state(connection, flavor)
-    except Exception as error:
-        raise translated(error, address, "looking at its state") from error
-    finally:
-        connection.close()
 
 
 def find_sessions(address: ServerAddress) -> list[str]:
     """The other sessions that this account may see on a server, as ``USER@HOST``. Replicas that follow it do not
     count. Raises `SourceUnavailable` or `SourceUnsuitable`."""
-    connection = connect(address)
-    try:
+    with connected(address, "looking at its sessions") as connection:
         [(own,)] = read_rows(connection, "SELECT CONNECTION_ID()")
         return [
             f"{row['User']}@{row['Host'].rpartition(':')[0] or row['Host']}"
@@ -161,10 +154,6 @@ def find_sessions(address: ServerAddress) -> list[str]:
             and row["User"] not in _OWN_THREADS
             and not row["Command"].startswith("Binlog Dump")
         ]
-    except Exception as error:
-        raise translated(error, address, "looking at its sessions") from error
-    finally:
-        connection.close()
 
 
 def check_start(connection: Connection, flavor: str, start: Position, address: ServerAddress) -> None:

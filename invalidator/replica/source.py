@@ -189,7 +189,6 @@ class ReplicaSource:
         return self._release(timeout_seconds, transactions_max)
 
     def close(self) -> None:
-        """See `Source.close`."""
         self._end_stream()
         lookout, self._lookout = self._lookout, None
         if lookout is not None:

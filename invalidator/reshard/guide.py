@@ -14,13 +14,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from freshness.config.keyspace import Shard
-from freshness.database.connection import connect, translated
+from freshness.database.connection import connected
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, StepRefused
 from invalidator.reshard.plan import ReshardPlan, Stage
@@ -87,7 +86,6 @@ class Guide:
     # -- the steps -----------------------------------------------------------------------------------------
 
     def list_steps(self) -> tuple[ReshardStep, ...]:
-        """In their order."""
         plan = self.plan
         return (
             ReshardStep(
@@ -325,11 +323,8 @@ class Guide:
             for table in each.columns_by_table
         }
         for shard in self.plan.destinations:
-            with closing(connect(shard.writable)) as connection:
-                try:
-                    findings = check_shard(connection, shard, keyspace.gtid_flavor, sorted(tables))
-                except Exception as error:
-                    raise translated(error, shard.writable, "checking it") from error
+            with connected(shard.writable, "checking it") as connection:
+                findings = check_shard(connection, shard, keyspace.gtid_flavor, sorted(tables))
             require(findings)
 
     def _put_in_force(self, stage: Stage, sight: Sight, reload: str, tell: Callable[[str], None]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import connect, quote_name, read_rows, translated
+from freshness.database.connection import connected, quote_name, read_rows
 from freshness.database.walk import WalkedColumn, WalkedTable, above_key, read_walked_table, reading_above
 from freshness.errors import ConfigError, FormatError
 from freshness.position import Position
@@ -159,11 +158,8 @@ def _to_set(text: str, *, is_exact: bool, has_empty_label: bool) -> object:
 
 def find_table(server: ServerAddress, name: str) -> LogTable | None:
     """The table now; None where there is none. Raises as `make_log_table`, and what `connect` raises."""
-    with closing(connect(server)) as connection:
-        try:
-            walked = read_walked_table(connection, name)
-        except Exception as error:
-            raise translated(error, server, f"reading the columns of {name}") from error
+    with connected(server, f"reading the columns of {name}") as connection:
+        walked = read_walked_table(connection, name)
     return None if walked is None else make_log_table(walked)
 
 
@@ -183,17 +179,16 @@ def read_chunk(
     A table that is gone has no rows. One whose key has other columns than ``after`` is read from its begin. Raises
     `ConfigError` and `FormatError` as `LogTable`, and what `connect` raises.
     """
-    with closing(connect(server, read_timeout_seconds=READ_SECONDS)) as connection:
-        try:
-            with reading_above(connection, flavor, shard) as low:
-                if not is_shown_enough(low):
-                    return low
-                walked = read_walked_table(connection, table)
-                if walked is not None:
-                    log_table = make_log_table(walked)
-                    found = read_rows(connection, *_select(log_table, after, rows))
-        except Exception as error:
-            raise translated(error, server, f"reading {table}") from error
+    with (
+        connected(server, f"reading {table}", read_timeout_seconds=READ_SECONDS) as connection,
+        reading_above(connection, flavor, shard) as low,
+    ):
+        if not is_shown_enough(low):
+            return low
+        walked = read_walked_table(connection, table)
+        if walked is not None:
+            log_table = make_log_table(walked)
+            found = read_rows(connection, *_select(log_table, after, rows))
     high = read_head()
     if walked is None:
         return Chunk(low, high, (), None, frozenset(), ())

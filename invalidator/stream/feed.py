@@ -73,8 +73,6 @@ class ShardStatus(NamedTuple):
 
 
 class BufferedTransaction(NamedTuple):
-    """A transaction in the buffer."""
-
     transaction: Transaction
     epoch: int
     row_numbers: tuple[int, ...] | None

@@ -18,7 +18,7 @@ from freshness.algorithm.request import Head
 from freshness.config.config import Config
 from freshness.config.keyspace import Keyspace, Shard, SkippedTransaction
 from freshness.config.server import ServerAddress
-from freshness.database.connection import connect, translated
+from freshness.database.connection import connected
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.schema import key_columns, keyspace_id, load_registry, read_tables
@@ -382,16 +382,11 @@ def _read_columns(address: ServerAddress, tables: Set[str], name: str) -> dict[s
     """The sharding column of each table that has one whose values tell a keyspace id; rows of the others come from
     every shard, with the reason."""
     found: dict[str, KeyColumn] = {}
-    connection = connect(address)
-    try:
+    with connected(address, "reading the schema") as connection:
         for table in tables:
             with suppress(ConfigError):
                 (found[table],) = key_columns(connection, address.database, table, (name,))
         return found
-    except Exception as error:
-        raise translated(error, address, "reading the schema") from error
-    finally:
-        connection.close()
 
 
 def _find_head(keyspace: Keyspace, shard: Shard) -> Head:

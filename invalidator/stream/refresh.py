@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 
 class RefreshableStream(Protocol):
-    """`invalidator.stream.update_stream.UpdateStream`."""
-
     @property
     def resume(self) -> ResumeVector: ...
 

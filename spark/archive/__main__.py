@@ -20,7 +20,7 @@ with required_packages("spark.archive", "spark"):
     from spark.archive.compaction import GRACE_SECONDS, check_archive, compact, list_local
     from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.session import open_session
+    from spark.session import using_session
 
 MISSING: Final = 4
 
@@ -39,25 +39,19 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         help="how long merged files stay for their readers",
     )
     parser.add_argument("--check", action="store_true", help="only check")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
-    used: SparkSession | None = None
     try:
         list_local(options.archive)  # a folder that cannot be one is refused before Spark starts
-        used = session or open_session("freshness compact", options.master)
-        result = (
-            check_archive(used, options.archive)
-            if options.check
-            else compact(
-                used, options.archive, keep_days=options.keep_days, grace_seconds=options.grace_seconds
+        with using_session(session, "freshness compact", options.master) as used:
+            result = (
+                check_archive(used, options.archive)
+                if options.check
+                else compact(
+                    used, options.archive, keep_days=options.keep_days, grace_seconds=options.grace_seconds
+                )
             )
-        )
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
-    finally:
-        if session is None and used is not None:
-            used.stop()
     _print(result, is_json=options.json)
     return MISSING if result["problems"] else 0
 

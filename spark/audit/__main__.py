@@ -25,7 +25,6 @@ with required_packages("spark.audit", "spark"):
     from spark.audit.input.window import ALL, Window
     from spark.audit.job import audit
     from spark.audit.model.finding import Rules
-    from spark.audit.model.part import AuditPart
     from spark.audit.report.page import write_report
     from spark.audit.report.summary import Summary, print_summary
     from spark.audit.report.trend import append_audit
@@ -70,11 +69,6 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
         missed_after_us=round(options.missed_after_seconds * 1e6),
         view_us=round(options.node_refresh_seconds * 1e6),
     )
-    part = AuditPart.parse(options.key_range, options.sharding or "") if options.key_range else None
-    if part is not None and (options.state or options.save_state):
-        raise ConfigError(
-            "--key-range does not go with --state or --save-state", hint="carry over whole audits only"
-        )
     window = _window(options)
     report = open_folder(options.report)
     before = open_folder(options.state) if options.state else None
@@ -93,7 +87,6 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
             as_of_us=_time_us("--as-of", options.as_of),
             window=window,
             previous=load_state(before) if before else None,
-            part=part,
         ),
         pieces=options.partitions,
     )
@@ -173,19 +166,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="TABLES",
         help="add this audit to the tables of all: FOLDER, delta:FOLDER, iceberg:CATALOG.NAMESPACE",
     )
-    parser.add_argument("--key-range", metavar="RANGE", help="judge items of this range alone, as in =-80")
-    parser.add_argument(
-        "--sharding", metavar="COLUMN:FUNCTION", help="with --key-range: as in customer_id:hash"
-    )
     parser.add_argument("--partitions", type=int, help="pieces that the replay is cut into")
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="one process or Spark; by default by the size of the history",
+        help="one process or Spark; by default by the size of the history, and Spark with --master",
     )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--master", help="the Spark master, which chooses Spark; spark-submit's, or local[*]")
     return parse_arguments(parser, arguments)
 
 

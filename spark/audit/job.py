@@ -56,18 +56,15 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-import numpy
 import pyarrow
 
 from freshness.errors import FormatError
 from spark.audit.engine.step import Engine, Tables
 from spark.audit.input.evidence import Names, name_violations, read_records
 from spark.audit.input.recording import RecordedFiles
-from spark.audit.kernel.arrays import number_items, to_numbers
 from spark.audit.kernel.judge import judge, judge_segment
 from spark.audit.model import verdict
 from spark.audit.model.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
-from spark.audit.model.row import IN_PART
 from spark.audit.model.schema import FINDING, PENDING, TALLY, to_table
 from spark.audit.report.summary import Summary, summarize
 from spark.audit.shuffle.segment import OF_ITEM, POISONED, Context, find_context
@@ -107,7 +104,7 @@ def audit(
         engine, changes, actions, rules or Rules(0), scope, pieces=pieces, hot_rows=hot_rows
     )
     context = find_context(survey.shuffled, survey.spread, survey.rules, survey.known, ROWS_PER_PIECE)
-    step = JudgeStep(survey.rules, survey.known, context, scope.part is not None)
+    step = JudgeStep(survey.rules, survey.known, context)
     replayed = survey.shuffled.reduce("replay", step, context.number())
     tally = sum_tallies(replayed)
     found = context.merge(read_findings(replayed), tally)
@@ -129,7 +126,7 @@ def audit(
     )
     pending = replayed.get("pending", PENDING.empty_table())
     carry = Carry(survey.kept, engine, survey.shuffled, survey.spread, changes, actions, pending, items)
-    return Audit(replace(summary, part=str(scope.part or "")), violations, carry)
+    return Audit(summary, violations, carry)
 
 
 # -- the step that judges --------------------------------------------------------------------------------
@@ -137,18 +134,15 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class JudgeStep:
-    """A step for each piece: ``findings``, ``pending``, and one ``tally``. ``context``: of items in several pieces.
-    ``is_part``: only items with a change that is marked are judged."""
+    """A step for each piece: ``findings``, ``pending``, one ``tally``. ``context``: of items in several pieces."""
 
     rules: Rules
     known: Knowledge
     context: Context
-    is_part: bool
 
     def __call__(self, piece: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
         tally = Tally()
         rows = self.context.complete(piece, table)
-        rows = _choose_part(rows) if self.is_part else rows
         is_whole = self.context.is_whole(piece)
         found: list[Finding] = []
         pending: list[PendingChange] = []
@@ -171,21 +165,10 @@ class JudgeStep:
 _cells = attrgetter(*FINDING.names)
 
 
-def _choose_part(table: pyarrow.Table) -> pyarrow.Table:
-    """The rows of items that are marked, without the marks."""
-    columns = to_numbers(table)
-    item, flags = number_items(columns["h1"], columns["h2"]), columns["flags"]
-    chosen = numpy.isin(item, item[flags & IN_PART > 0])
-    place = table.schema.get_field_index("flags")
-    unmarked = table.set_column(place, "flags", pyarrow.array(flags & ~numpy.int32(IN_PART)))
-    return unmarked.filter(pyarrow.array(chosen))
-
-
 # -- what the replay found -------------------------------------------------------------------------------
 
 
 def sum_tallies(replayed: Tables) -> Tally:
-    """The counts of all pieces."""
     total = Tally()
     hot: dict[tuple[int, int], tuple[int, ...]] = {}
     for row in replayed["tally"].to_pylist() if "tally" in replayed else ():
@@ -211,7 +194,7 @@ def read_findings(replayed: Tables) -> list[Finding]:
         told = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(kinds.items()))
         raise FormatError(
             f"more than {FINDINGS_MAX:,} violations ({told})",
-            hint="they cannot all be listed: audit a shorter span, or one key range",
+            hint="they cannot all be listed: audit a shorter span",
         )
     found = []
     for row in table.to_pylist():

@@ -24,50 +24,46 @@ with required_packages("spark.copy", "spark"):
     from freshness.config.keyspace import Keyspace
     from freshness.config.server import ServerAddress
     from freshness.login import with_password, with_passwords
-    from spark.arguments import parse_arguments
+    from spark.arguments import add_source, choose_keyspace, parse_arguments, read_source
     from spark.copy.database import DatabaseTarget
     from spark.copy.folder import FolderTarget
     from spark.copy.job import ROWS_PER_RANGE, WAIT_SECONDS, Snapshot
     from spark.copy.state import PARQUET
     from spark.copy.target import CopyTarget
     from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.session import open_session, require_encryption
+    from spark.session import require_encryption, using_session
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print the state of the copy. A session that is handed over is not stopped."""
     options = _parse(arguments)
-    used: SparkSession | None = None
     try:
         config = load_config(options.config)
         keyspace, tables = _choose(config, options)
         keyspace = with_passwords(keyspace)
-        source = _source(options, tables)
+        source = {**read_source(options), "tables": ",".join(tables)}
         make_target = _target(options)
-        used = session or open_session("freshness snapshot", options.master)
-        target = make_target(used)
-        require_encryption(used, _servers(keyspace, target))
         left_out: dict[str, list[str]] = {}
         for text in options.leave_out:
             table, _, column = text.partition(".")
             left_out.setdefault(table, []).append(column)
-        state = Snapshot(
-            used,
-            keyspace,
-            target,
-            tables,
-            source,
-            left_out,
-            options.rows_per_range,
-            options.wait_seconds,
-            options.dump_from == "replica",
-            options.rows_per_second,
-        ).run()
+        with using_session(session, "freshness snapshot", options.master) as used:
+            target = make_target(used)
+            require_encryption(used, _servers(keyspace, target))
+            state = Snapshot(
+                used,
+                keyspace,
+                target,
+                tables,
+                source,
+                left_out,
+                options.rows_per_range,
+                options.wait_seconds,
+                options.dump_from == "replica",
+                options.rows_per_second,
+            ).run()
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
-    finally:
-        if session is None and used is not None:
-            used.stop()
     missing = [
         name for name, table in state.tables.items() if table.needs_dump or table.published != table.folder
     ]
@@ -93,10 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="URL",
         help="keep the copy in another database: mysql://USER:${VARIABLE}@HOST:PORT/DATABASE, or ?password_file=PATH",
     )
-    parser.add_argument("--archive", help="follow an archive: a folder or URI")
-    parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
-    parser.add_argument("--token-file", help="the access token of the service")
-    parser.add_argument("--keyspace", help="which one, where there are several")
+    add_source(parser)
     parser.add_argument("--tables", help="with commas; by default those of the configured objects")
     parser.add_argument(
         "--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it"
@@ -113,15 +106,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
     parser.add_argument("--format", help="what Spark writes to --out: parquet (the default), orc")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     return parse_arguments(parser, arguments)
 
 
 def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list[str]]:
-    name = options.keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else "")
-    if name not in config.keyspaces:
-        raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
+    name = choose_keyspace(config, options.keyspace)
     lacking = [shard.name for shard in config.keyspaces[name].serving_shards if not shard.replicas]
     if options.dump_from == "replica" and lacking:
         raise ConfigError(
@@ -143,14 +132,6 @@ def _servers(keyspace: Keyspace, target: CopyTarget) -> list[ServerAddress]:
     """All databases that executors log in to."""
     servers = [server for shard in keyspace.serving_shards for server in (shard.writable, *shard.replicas)]
     return [*servers, target.address] if isinstance(target, DatabaseTarget) else servers
-
-
-def _source(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, str]:
-    if bool(options.archive) == bool(options.url):
-        raise ConfigError("follow what?", hint="give either --archive or --url")
-    token = {"token_file": options.token_file} if options.token_file and options.url else {}
-    place = {"path": options.archive} if options.archive else {"url": options.url}
-    return {**place, **token, "tables": ",".join(tables)}
 
 
 def _target(options: argparse.Namespace) -> Callable[[SparkSession], CopyTarget]:

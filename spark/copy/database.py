@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
+from freshness.database.connection import Connection, connect, connected, quote_name, read_rows, translated
 from freshness.errors import ConfigError, SourceUnavailable
 from spark.copy.merge import find_newest
 from spark.copy.state import CopyState, TableState, decode_state, encode_state
@@ -132,16 +132,15 @@ class DatabaseTarget:
 
         def write(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             written = 0
-            with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
-                try:
-                    with connection.cursor() as cursor:
-                        cursor.execute(_MODE)
-                        for each in batches:
-                            cells = zip(*(column.to_pylist() for column in each.columns), strict=True)
-                            cursor.executemany(sql, list(cells))
-                            written += each.num_rows
-                except Exception as error:
-                    raise translated(error, address, f"writing {loading}") from error
+            with (
+                connected(address, f"writing {loading}", read_timeout_seconds=READ_SECONDS) as connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.execute(_MODE)
+                for each in batches:
+                    cells = zip(*(column.to_pylist() for column in each.columns), strict=True)
+                    cursor.executemany(sql, list(cells))
+                    written += each.num_rows
             yield pyarrow.RecordBatch.from_pydict({"written": [written]})
 
         rows.mapInArrow(write, "written BIGINT").collect()

@@ -60,7 +60,6 @@ class FolderTarget:
             yield
 
     def open_state(self, tables: Sequence[str]) -> CopyState | None:
-        """`CopyTarget.open_state`."""
         require_format(self.session, self.out, self.file_format)
         return read_state(self.out)
 

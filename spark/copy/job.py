@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import connect, executed_position, translated
+from freshness.database.connection import connected, executed_position
 from freshness.database.vitess import of_primary
 from freshness.database.walk import reading_above
 from freshness.errors import ConfigError, SourceUnavailable
@@ -71,21 +71,17 @@ def bound_range(rows_per_range: int, rows_per_second: float | None, tasks: int) 
 
 def find_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
     """`read_floor` on a connection of its own."""
-    with closing(connect(server)) as connection:
-        try:
-            with reading_above(connection, keyspace.gtid_flavor, of_primary(shard)) as token:
-                return token
-        except Exception as error:
-            raise translated(error, server, "reading the heartbeat table") from error
+    with (
+        connected(server, "reading the heartbeat table") as connection,
+        reading_above(connection, keyspace.gtid_flavor, of_primary(shard)) as token,
+    ):
+        return token
 
 
 def read_head(keyspace: Keyspace, shard: Shard) -> Position:
     """All that the primary has executed: more than any SELECT before it has shown."""
-    with closing(connect(shard.writable)) as connection:
-        try:
-            return executed_position(connection, keyspace.gtid_flavor)
-        except Exception as error:
-            raise translated(error, shard.writable, "reading the head") from error
+    with connected(shard.writable, "reading the head") as connection:
+        return executed_position(connection, keyspace.gtid_flavor)
 
 
 # -- the job ---------------------------------------------------------------------------------------------------

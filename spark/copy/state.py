@@ -86,7 +86,6 @@ def decode_state(text: str, where: str) -> CopyState:
 
 
 def encode_state(state: CopyState) -> str:
-    """The state as JSON."""
     return json.dumps(asdict(state), indent=1)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
+from freshness.database.connection import Connection, connected, quote_name, read_rows
 from freshness.database.walk import WalkedColumn, above_key, read_walked_table, reading_above
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import Position
@@ -122,7 +122,6 @@ class CopyTable:
         return cls(data["name"], columns, tuple(data["key"]))
 
     def schema(self) -> StructType:
-        """The schema of the copy."""
         return StructType(
             [
                 StructField(KEY, StringType()),
@@ -211,11 +210,8 @@ def _spell(cell: Any) -> Any:
 def read_table(address: ServerAddress, table: str, left_out: Sequence[str] = ()) -> CopyTable:
     """The columns and the key of a table now. ``left_out``: columns that are not copied. Raises `ConfigError` for a
     table that cannot be copied, and what `connect` raises."""
-    with closing(connect(address)) as connection:
-        try:
-            found = read_walked_table(connection, table)
-        except Exception as error:
-            raise translated(error, address, "reading the columns") from error
+    with connected(address, "reading the columns") as connection:
+        found = read_walked_table(connection, table)
     if found is None:
         raise ConfigError(f"there is no table {address.database}.{table}", hint="is the name spelled so?")
     columns = tuple(_to_column(table, each) for each in found.columns if each.name not in left_out)
@@ -255,18 +251,17 @@ def find_spans(address: ServerAddress, table: CopyTable, rows: int) -> list[KeyS
     """Ranges of about so many rows each, found by walking the primary key; in its order, together everything."""
     names = ", ".join(map(quote_name, table.key))
     borders: list[tuple[Any, ...] | None] = [None]
-    with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
-        try:
-            while True:
-                condition, parameters = above_key(table.key, borders[-1])
-                sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE {condition}"
-                sql += f" ORDER BY {names} LIMIT 1 OFFSET %s"
-                found = read_rows(connection, sql, [*parameters, rows - 1])
-                if not found:
-                    break
-                borders.append(tuple(found[0]))
-        except Exception as error:
-            raise translated(error, address, f"walking the keys of {table.name}") from error
+    with connected(
+        address, f"walking the keys of {table.name}", read_timeout_seconds=READ_SECONDS
+    ) as connection:
+        while True:
+            condition, parameters = above_key(table.key, borders[-1])
+            sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE {condition}"
+            sql += f" ORDER BY {names} LIMIT 1 OFFSET %s"
+            found = read_rows(connection, sql, [*parameters, rows - 1])
+            if not found:
+                break
+            borders.append(tuple(found[0]))
     return [KeySpan(*span) for span in zip(borders, [*borders[1:], None], strict=True)]
 
 
@@ -308,18 +303,15 @@ def dump_span(
     upto, last = ("TRUE", []) if span.until is None else _upto(table.key, span.until)
     names = ", ".join(quote_name(column.name) for column in table.columns)
     sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE ({above}) AND ({upto})"
-    with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
-        try:
-            _run(connection, "SET time_zone = '+00:00'")
-            with begin(connection), connection.cursor(SSCursor) as cursor:
-                cursor.execute(sql, [*first, *last])
-                for rows in pace(iter(lambda: cursor.fetchmany(FETCH_ROWS), ()), rows_per_second):
-                    for row in rows:
-                        yield table.to_row(
-                            lineage, dict(zip((column.name for column in table.columns), row, strict=True))
-                        )
-        except Exception as error:
-            raise translated(error, address, f"reading {table.name}") from error
+    with connected(address, f"reading {table.name}", read_timeout_seconds=READ_SECONDS) as connection:
+        _run(connection, "SET time_zone = '+00:00'")
+        with begin(connection), connection.cursor(SSCursor) as cursor:
+            cursor.execute(sql, [*first, *last])
+            for rows in pace(iter(lambda: cursor.fetchmany(FETCH_ROWS), ()), rows_per_second):
+                for row in rows:
+                    yield table.to_row(
+                        lineage, dict(zip((column.name for column in table.columns), row, strict=True))
+                    )
 
 
 Rows = TypeVar("Rows", bound=Sequence[Any])

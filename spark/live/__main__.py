@@ -26,7 +26,7 @@ with required_packages("spark.live", "spark"):
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.live.job import audit
     from spark.live.report import print_summary
-    from spark.session import open_session, require_encryption
+    from spark.session import require_encryption, using_session
 
 _PRINTED_WIDTH: Final = 160
 
@@ -37,9 +37,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         prog="freshness-spark live", description="Compare what the cache nodes hold now with the primary."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repair", action="store_true", help="remove poisoned entries")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
     try:
         config = load_config(options.config)
@@ -47,13 +45,9 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         with required_packages("spark.live", "spark"):  # of its technology; here, and not in a task
             open_node(config.cache.access, config.cache.nodes[0]).close()
         scope = load_scope(config, carries_passwords=True)
-        used = session if session is not None else open_session("freshness audit_live", options.master)
-        try:
+        with using_session(session, "freshness audit_live", options.master) as used:
             require_encryption(used, [*scope.servers, scope.access.login])
             summary = audit(used, scope, repairs=options.repair)
-        finally:
-            if session is None:
-                used.stop()
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
     if options.json:

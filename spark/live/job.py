@@ -8,29 +8,61 @@ row and knows nothing of Spark. Called by ``spark.live``'s main.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple
 from operator import attrgetter
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_type_hints
 
 import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from freshness.comparison.comparison import Comparison, EntryVerdict
 from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, read_node
-from freshness.comparison.repair import Condemned, repair
+from freshness.comparison.repair import Condemned, Repair, repair
 from freshness.comparison.scope import ComparisonScope
 from freshness.nodes.open import open_node
 from spark.batch import Batches, BatchFunction, to_batches
 from spark.live.report import AuditSummary, condense, find_condemned
-from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 REPAIRS_PER_TASK_MAX: Final = 10_000
 """Poisoned entries that one task of the comparison names to the driver."""
+_TYPES: Final[Mapping[Any, DataType]] = {
+    str: StringType(),
+    bytes: BinaryType(),
+    int: LongType(),
+    bool: BooleanType(),
+    Sequence[str]: ArrayType(StringType(), containsNull=False),
+}
+
+
+def _of_class(row: type) -> StructType:
+    """The columns of a class whose objects travel as rows. Only fields that may be None are nullable."""
+    fields = []
+    for name, hint in get_type_hints(row).items():
+        is_nullable = isinstance(hint, UnionType)
+        kind = _TYPES[get_args(hint)[0] if is_nullable else hint]
+        fields.append(StructField(name, kind, nullable=is_nullable))
+    return StructType(fields)
+
+
+ENTRY: Final = _of_class(NodeEntry)
+VERDICT: Final = _of_class(EntryVerdict)
+CONDEMNED: Final = _of_class(Condemned)
+REPAIR: Final = _of_class(Repair)
 
 
 # -- on the executors ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from freshness.comparison.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, EntryVerdict
@@ -176,7 +177,6 @@ class AuditSummary:
 
 
 def print_summary(summary: AuditSummary, console: Console) -> None:
-    """For a person."""
     counts = Table(title="live audit")
     counts.add_column("what")
     counts.add_column("count", justify="right")
@@ -190,15 +190,10 @@ def print_summary(summary: AuditSummary, console: Console) -> None:
             table.add_column(title, overflow="fold")
         for one in summary.examples:
             shown = (one.verdict, one.node, one.item, one.cached, one.primary, one.error, one.positions)
-            table.add_row(*map(_escape, shown))
+            table.add_row(*map(escape, shown))
         console.print(table)
     for error in summary.unavailable:
-        console.print(f"no answer: {_escape(error)}")
+        console.print(f"no answer: {escape(error)}")
     for reason in summary.not_repaired:
-        console.print(f"not repaired: {_escape(reason)}")
+        console.print(f"not repaired: {escape(reason)}")
     console.print(summary.conclusion)
-
-
-def _escape(text: str) -> str:
-    """Keys and values are data: brackets in them are no markup."""
-    return text.replace("[", "\\[")

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, Final
 
-from freshness.errors import ConfigError, FreshnessError, required_packages
+from freshness.errors import FreshnessError, required_packages
 
 with required_packages("spark.sink", "spark"):
     from pyspark.errors import PySparkException
@@ -28,10 +28,10 @@ with required_packages("spark.sink", "spark"):
 
     from freshness.config.config import Config, load_config
     from freshness.exposition import serving
-    from spark.arguments import parse_arguments
+    from spark.arguments import add_source, choose_keyspace, parse_arguments, read_source
     from spark.batch import BATCH_ROWS
     from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.session import open_session
+    from spark.session import using_session
     from spark.sink.keeper import Keeper
     from spark.sink.metrics import SinkMetrics
     from spark.sink.sink import NAME, open_sink
@@ -77,10 +77,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         prog="freshness-spark sink", description="Invalidate from the update stream, on a Spark cluster."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
-    parser.add_argument("--archive", help="follow an archive: a folder or URI")
-    parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
-    parser.add_argument("--token-file", help="the access token of the service")
-    parser.add_argument("--keyspace", help="which one, where there are several")
+    add_source(parser)
     parser.add_argument("--checkpoint", required=True, help="folder or URI for Spark's own state")
     parser.add_argument("--since", help='where to begin without a checkpoint: "first", "now" or event tokens')
     parser.add_argument(
@@ -88,12 +85,12 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     )
     parser.add_argument("--once", action="store_true", help="end when everything there is has been applied")
     parser.add_argument("--metrics-listen", help="serve metrics for Prometheus there, as HOST:PORT")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
     try:
         config = load_config(options.config)
-        source = _source(options, config)
+        source = {**read_source(options), "keyspace": choose_keyspace(config, options.keyspace)}
+        if options.since:
+            source["since"] = options.since
         with ExitStack() as stack:
             stand_in = None
             metrics = SinkMetrics()
@@ -103,10 +100,9 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
                 # Before the session, which takes longer to start than nodes stay open
                 stand_in = stack.enter_context(StandIn(config, source))
                 metrics.find_stand_in = stand_in.find_keeper
-            used = session
-            if used is None:
-                used = open_session("freshness invalidate", options.master, BATCH_ROWS)
-                stack.callback(used.stop)
+            used = stack.enter_context(
+                using_session(session, "freshness invalidate", options.master, BATCH_ROWS)
+            )
             described = _run(used, config, source, options, stand_in, metrics)
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
@@ -115,22 +111,6 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     else:
         sys.stdout.write(f"{described['batches']} micro-batches, {described['items']} items invalidated\n")
     return 0
-
-
-def _source(options: argparse.Namespace, config: Config) -> dict[str, str]:
-    keyspace = options.keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else None)
-    if keyspace is None:
-        raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
-    if bool(options.archive) == bool(options.url):
-        raise ConfigError("follow what?", hint="give either --archive or --url")
-    source = {"keyspace": keyspace}
-    if options.since:
-        source["since"] = options.since
-    if options.archive:
-        return {**source, "path": options.archive}
-    if options.token_file:
-        source["token_file"] = options.token_file
-    return {**source, "url": options.url}
 
 
 def _run(

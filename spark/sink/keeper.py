@@ -62,11 +62,9 @@ class LineageKeeper:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> Permit:
-        """See `Acknowledger.begin`."""
         return self._run(self.acknowledger.begin)
 
     def commit(self, parts: Sequence[Part], permit: Permit) -> None:
-        """See `Acknowledger.commit`."""
         self._run(lambda: self.acknowledger.commit(parts, permit))
 
     def renew(self) -> None:
@@ -226,7 +224,6 @@ class Keeper:
         return {lineage: keeper.read_status() for lineage, keeper in self.lineages.items()}
 
     def describe(self) -> dict[str, Any]:
-        """For display."""
         acknowledgers = {lineage: keeper.acknowledger for lineage, keeper in self.lineages.items()}
         return {
             "batches": self.batches,

@@ -57,8 +57,6 @@ class KeeperAddress:
 
 @dataclass
 class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """The result of one task."""
-
     ticket: Ticket
     parts: list[Part]
 

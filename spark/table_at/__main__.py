@@ -22,7 +22,7 @@ with required_packages("spark.table_at", "spark"):
     from spark.copy.state import PARQUET
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.folder import open_local
-    from spark.session import open_session
+    from spark.session import using_session
     from spark.table_at.job import TableAt, make_table
 
 
@@ -39,10 +39,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     )
     parser.add_argument("--out", required=True, help="folder to write to; it must not exist")
     parser.add_argument("--format", default=PARQUET, help="of the copy; the table is written as Parquet")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
-    used: SparkSession | None = None
     try:
         moment = _parse_moment(options.at)
         if options.copy is None:
@@ -50,21 +47,11 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
                 "a table from the archive alone: it holds changes, and not the rows before them",
                 hint="give --copy, a folder of `freshness-spark copy`; its position may be before or after --at",
             )
-        used = session or open_session("freshness table at", options.master)
-        result = make_table(
-            used,
-            options.archive,
-            open_local(options.copy),
-            options.table,
-            moment,
-            open_local(options.out),
-            options.format,
-        )
+        with using_session(session, "freshness table at", options.master) as used:
+            copy, out = open_local(options.copy), open_local(options.out)
+            result = make_table(used, options.archive, copy, options.table, moment, out, options.format)
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
-    finally:
-        if session is None and used is not None:
-            used.stop()
     _print(result, is_json=options.json)
     return 0
 

@@ -56,8 +56,6 @@ Read = Callable[[bytes, int, int], list[bytes]]
 
 
 class TableKey(NamedTuple):
-    """The key of one object in one table."""
-
     builder: KeyBuilder
     columns: tuple[KeyColumn, ...]
 

@@ -66,13 +66,11 @@ class KeyReader:
         self._known: dict[bytes, _Known] = {}
 
     def start_file(self, description: FormatDescription) -> None:
-        """See `RowDecoder.start_file`."""
         check_table_map_head(description)
         self._mapped.clear()
         self._heartbeats.start_file(description)
 
     def map_table(self, event: LogEvent) -> MappedTable:
-        """See `RowDecoder.map_table`."""
         body = event.packet[event.start : event.end]
         table_id = body[:6]
         known = self._mapped.get(table_id)

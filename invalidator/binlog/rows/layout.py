@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from freshness.config.server import ServerAddress
-from freshness.database.connection import connect, read_rows, translated
+from freshness.database.connection import connected, read_rows
 from freshness.errors import FormatError
 
 _COLUMNS: Final = """SELECT c.table_name, c.column_name, c.extra,
@@ -59,13 +59,8 @@ Layouts: TypeAlias = Mapping[str, Layout]
 
 def read_layouts(address: ServerAddress) -> dict[str, Layout]:
     """The layouts of all tables of a database, by name. Raises `SourceUnavailable` or `SourceUnsuitable`."""
-    connection = connect(address)
-    try:
+    with connected(address, "reading the columns") as connection:
         rows = read_rows(connection, _COLUMNS)
-    except Exception as error:
-        raise translated(error, address, "reading the columns") from error
-    finally:
-        connection.close()
     keys: dict[str, list[str]] = {}
     columns: dict[str, set[str]] = {}
     hidden: set[tuple[str, str]] = set()
@@ -89,13 +84,8 @@ def read_period(
     address: ServerAddress, table: str, moments: Collection[str], key: Collection[str]
 ) -> Period | None:
     """See `FindPeriod`. Raises `SourceUnavailable` or `SourceUnsuitable`, too."""
-    connection = connect(address)
-    try:
+    with connected(address, "reading the period") as connection:
         rows = read_rows(connection, _PERIOD, (table,))
-    except Exception as error:
-        raise translated(error, address, "reading the period") from error
-    finally:
-        connection.close()
     return find_period(rows, table, moments, key)
 
 

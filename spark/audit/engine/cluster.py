@@ -34,7 +34,7 @@ from spark.audit.engine.step import (
 from spark.batch import Batches, BatchFunction
 from spark.failure import SPARK_ERRORS, find_failure
 from spark.folder import Folder, write_probe
-from spark.session import open_session
+from spark.session import using_session
 
 ROWS_PER_TASK: Final = 1_000_000
 TASKS_MIN: Final = 8
@@ -131,18 +131,14 @@ def open_spark(
 ) -> Iterator[SparkEngine]:
     """The engine on ``session``, else on one that is opened and stopped. An error of a step is raised as what it was
     before Spark wrapped it."""
-    used = session
     try:
-        used = session or open_session("freshness audit", master, TABLES_PER_BATCH)
-        yield SparkEngine(used, progress)
+        with using_session(session, "freshness audit", master, TABLES_PER_BATCH) as used:
+            yield SparkEngine(used, progress)
     except SPARK_ERRORS as error:
         failure = find_failure(error)
         if failure is None:
             raise
         raise failure from error
-    finally:
-        if session is None and used is not None:
-            used.stop()
 
 
 def _divide(parts: Sequence[ScanPart]) -> list[list[ScanPart]]:

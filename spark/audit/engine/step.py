@@ -32,8 +32,6 @@ Tables: TypeAlias = Mapping[str, pyarrow.Table]
 
 
 class PlannedScan(NamedTuple):
-    """A step and the parts that it reads."""
-
     parts: Sequence[ScanPart]
     step: ScanStep
 

@@ -33,7 +33,6 @@ from spark.audit.model.hashing import (
     number_values,
     shorten,
 )
-from spark.audit.model.part import AuditPart
 from spark.audit.model.row import (
     ABSENT,
     AFTER_ABSENT,
@@ -41,7 +40,6 @@ from spark.audit.model.row import (
     CHANGE,
     FILL,
     HIT,
-    IN_PART,
     INVALIDATION,
     NO_NUMBER,
     ROW,
@@ -89,7 +87,6 @@ _OF_CHANGE: Final = (
     "after_digest",
 )
 _TAKEN: Final = ("ordinal", "row", "timestamp_us", "received_us", "before_digest", "after_digest")
-_IMAGES: Final = ("table", "before", "after")
 _OBJECT: Final = "^(?P<object>[^:]*:[^:]*):"
 """How an item begins, see `freshness.keys.cachekey`."""
 
@@ -98,16 +95,14 @@ _OBJECT: Final = "^(?P<object>[^:]*:[^:]*):"
 class ChangeStep:
     """A step: a row (`REPLAY`) for each item of each change.
 
-    ``duplicates``: (lineage, first ordinal, last ordinal) of transactions that were archived again. ``part``: changes
-    of its items are marked.
+    ``duplicates``: (lineage, first ordinal, last ordinal) of transactions that were archived again.
     """
 
     spread: Spread
     duplicates: Sequence[tuple[int, int, int]]
-    part: AuditPart | None = None
 
     def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        for batch in read_parts(parts, _OF_CHANGE if self.part is None else (*_OF_CHANGE, *_IMAGES)):
+        for batch in read_parts(parts, _OF_CHANGE):
             rows = self._encode(batch)
             if rows.num_rows:
                 yield from self.spread.divide(rows)
@@ -127,8 +122,6 @@ class ChangeStep:
         flags = numpy.where(_is(op, "delete"), AFTER_ABSENT, 0) | numpy.where(
             _is(op, "insert"), BEFORE_ABSENT, 0
         )
-        if self.part is not None:
-            flags |= numpy.where(self._find_mine(batch), IN_PART, 0)
         h1, h2 = hash_items(items)
         its = batch.select(_TAKEN).take(pyarrow.array(at))
         received = its.column("received_us")
@@ -151,12 +144,6 @@ class ChangeStep:
             before=before,
             flags=(flags[at] | numpy.where(is_row, ROW, 0)).astype(numpy.int32),
         )
-
-    def _find_mine(self, batch: pyarrow.RecordBatch) -> NDArray[numpy.bool_]:
-        assert self.part is not None
-        columns = [batch.column(name).to_pylist() for name in _IMAGES]
-        mine = [self.part.holds_change(*row) for row in zip(*columns, strict=True)]
-        return numpy.array(mine, numpy.bool_)
 
 
 def _read_items(

@@ -239,7 +239,6 @@ def _time(at_us: int) -> int | None:
 
 
 def _find_item(it: Finding, records: Mapping[Key, HistoryRecord]) -> bytes | None:
-    """The item whose hashes the finding has."""
     if not it.h1:
         return None
     found = {item for each in it.evidence if (record := records.get(each[1:])) for item in record.items}

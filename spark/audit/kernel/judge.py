@@ -81,8 +81,8 @@ _BUCKETS: Final = len(_EDGES) + 1
 def judge(
     table: pyarrow.Table, rules: Rules, known: Knowledge, tally: Tally
 ) -> Iterator[Finding | PendingChange]:
-    """Judge all rows (`spark.schema.REPLAY`) of some items, in any order, and add to the tally. Raises `FormatError`
-    for an item with too many changes."""
+    """Judge all rows (`REPLAY`) of some items, in any order, and add to the tally. Raises `FormatError` for an item
+    with too many changes."""
     if not table.num_rows:
         return
     columns = to_numbers(table)

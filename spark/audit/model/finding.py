@@ -125,13 +125,12 @@ class Knowledge:
     lost_until_us: Mapping[int, int] = field(default_factory=dict)
 
     def tables_of(self, who: int) -> tuple[str, ...]:
-        """The tables of the object, none where they are not known."""
         return tuple(self.tables.get(who, ()))
 
 
 @dataclass(slots=True)
 class Finding:
-    """A violation, or all violations of one entry by one cause; a row of `spark.schema.FINDING`.
+    """A violation, or all violations of one entry by one cause; a row of `spark.audit.model.schema.FINDING`.
 
     ``h1``, ``h2``: hashes of the item. ``clients``: the clients whose clocks it rests on, none for an order by
     positions.
@@ -164,7 +163,7 @@ class Finding:
 
 
 class PendingChange(NamedTuple):
-    """A change of an item that cannot be judged yet; a row of `spark.schema.PENDING`."""
+    """A change of an item that cannot be judged yet; a row of `spark.audit.model.schema.PENDING`."""
 
     h1: int
     h2: int
@@ -173,7 +172,7 @@ class PendingChange(NamedTuple):
 
 
 class TallyRow(NamedTuple):
-    """A `Tally` as it travels; a row of `spark.schema.TALLY`. Dictionaries are lists of their keys and values."""
+    """A `Tally` as it travels, a row of `TALLY`. Dictionaries are lists of their keys and values."""
 
     hits: Sequence[tuple[int, Sequence[int]]]
     slices: Sequence[tuple[Sequence[str], Sequence[int]]]

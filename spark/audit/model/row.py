@@ -35,9 +35,7 @@ BELOW_FLOOR: Final = 64
 """A fill: its position lacks the floor that came with it."""
 JUDGED: Final = 128
 """Judged by an earlier audit: it is only context now."""
-IN_PART: Final = 256
-"""A change of an item that belongs to the part that is judged; unknown to the judge."""
-CONTEXT: Final = 512
+CONTEXT: Final = 256
 """Judged in another piece of the same item: it is only context in this one."""
 
 NO_NUMBER: Final = -(1 << 63)
@@ -76,7 +74,7 @@ class ActionSpan(NamedTuple):
 
 
 class ReplayRow(NamedTuple):
-    """A row of `spark.schema.REPLAY`. Null is `NO_NUMBER`, and 0 in a column of 32 bits.
+    """A row of `spark.audit.model.schema.REPLAY`. Null is `NO_NUMBER`, and 0 in a column of 32 bits.
 
     ``h1``, ``h2``: hashes of the item. A change alone has ``lineage``, ``ordinal``, ``row`` and ``before``; its
     ``begin_us`` is the time of the commit, its ``digest`` that of the row afterwards. An action alone has ``node``,

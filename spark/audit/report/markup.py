@@ -61,7 +61,6 @@ def format_table(
 
 
 def draw(parts: Iterable[str], width: int, height: float, label: str) -> str:
-    """A picture of its parts."""
     size = f'viewBox="0 0 {width} {height:g}" width="{width}"'
     return f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
@@ -80,5 +79,4 @@ def draw_rect(x: float, y: float, width: float, height: float, fill: str, *, tit
 
 
 def draw_line(x1: float, y1: float, x2: float, y2: float) -> str:
-    """A line of a grid."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--line)"/>'

@@ -67,7 +67,6 @@ def write_report(summary: Summary, violations: pyarrow.Table, folder: Folder) ->
 
 
 def format_page(summary: Summary) -> str:
-    """The whole page."""
     color = {verdict.CLEAN: "good", verdict.NOT_KNOWN: "warn", verdict.STALE_DATA: "bad"}[summary.exit_code]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Cache audit</title>',
@@ -75,7 +74,7 @@ def format_page(summary: Summary) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"></head><body>',
         f'<h1>Cache audit</h1><p class="soft">as of {format_time(summary.as_of_us)}, history from ',
         f"{format_time(summary.history_from_us)}, archive to {format_time(summary.archive_end_us)}</p>",
-        *(f"<p>Judged: {escape(told)}.</p>" for told in tell_scope(summary)),
+        f"<p>Judged: {told}.</p>" if (told := tell_scope(summary)) else "",
         f'<div class="verdict" style="background: var(--{color})">{escape(_conclude(summary))}'
         f"<p>{escape(tell_served(summary))}</p></div>",
         _tiles(summary),

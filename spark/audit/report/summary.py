@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pyarrow
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from freshness.comparison.share import wilson_bounds
@@ -111,8 +112,8 @@ class Summary:
     """Times are microseconds since 1970. ``staleness``, ``delays``: counts up to each of ``edges_seconds``, and more.
 
     ``audited``: changed items of which the history has actions. ``poisoned``: audited or recorded items with poison.
-    ``part``: which items were judged; "" for all. ``judged_from_us``: actions up to then were not judged; None for
-    all. ``over_time``: all hits, then the tables, the worst first.
+    ``judged_from_us``: actions up to then were not judged; None for all. ``over_time``: all hits, then the
+    tables, the worst first.
     """
 
     as_of_us: int
@@ -132,7 +133,6 @@ class Summary:
     wrong_clocks: Sequence[str]
     hot: Sequence[tuple[str, int]]
     examples: Sequence[Mapping[str, Any]]
-    part: str = ""
     judged_from_us: int | None = None
     slices: Slices = Slices()
     over_time: Sequence[HitsOverTime] = ()
@@ -358,13 +358,12 @@ def _parse_evidence(text: str) -> list[Any]:
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """For a person."""
     table = Table(title="hits by how far out of date they were at most")
     for title in ("", "", "hits", *(f"{seconds} s" for seconds in WITHIN_SECONDS), "unknown"):
         table.add_column(title, justify="right" if title else "left")
     for each in summary.nines:
         shares = [f"{each.within[str(seconds)].share:.4%}" for seconds in WITHIN_SECONDS]
-        table.add_row(each.dimension, _escape(each.name), f"{each.hits:,}", *shares, f"{each.unknown:,}")
+        table.add_row(each.dimension, escape(each.name), f"{each.hits:,}", *shares, f"{each.unknown:,}")
     console.print(table)
     if summary.found:
         found = Table(title="violations")
@@ -377,19 +376,16 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(found)
     for why, count in summary.unknown.items():
         console.print(f"not known: {count:,} × {why}")
-    for told in tell_scope(summary):
+    if told := tell_scope(summary):
         console.print(f"judged: {told}", markup=False)
     console.print(conclude(summary))
 
 
-def tell_scope(summary: Summary) -> list[str]:
-    """The part that was judged, by items and by time; nothing for all."""
-    told = [summary.part] if summary.part else []
-    if summary.judged_from_us is not None:
-        told.append(
-            f"actions later than {format_time(summary.judged_from_us)}, up to {format_time(summary.as_of_us)}"
-        )
-    return told
+def tell_scope(summary: Summary) -> str:
+    """The time that was judged; "" for all."""
+    if summary.judged_from_us is None:
+        return ""
+    return f"actions later than {format_time(summary.judged_from_us)}, up to {format_time(summary.as_of_us)}"
 
 
 def conclude(summary: Summary) -> str:
@@ -399,7 +395,3 @@ def conclude(summary: Summary) -> str:
         verdict.STALE_DATA: "poison: see the report",
     }
     return said[summary.exit_code]
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -18,7 +18,6 @@ from spark.audit.report.trend_table import TrendTables
 NINES: Final = pyarrow.schema(
     [
         ("as_of_us", pyarrow.int64()),
-        ("part", pyarrow.string()),
         ("exit_code", pyarrow.int32()),
         ("dimension", pyarrow.string()),
         ("name", pyarrow.string()),
@@ -28,25 +27,24 @@ NINES: Final = pyarrow.schema(
     ]
 )
 """Hits of a group, and how many of them were at most so far out of date: `spark.audit.report.summary.Nines`."""
-VIOLATIONS: Final = pyarrow.schema([("as_of_us", pyarrow.int64()), ("part", pyarrow.string()), *VIOLATION])
-"""``as_of_us``, ``part``: which audit found it."""
+VIOLATIONS: Final = pyarrow.schema([("as_of_us", pyarrow.int64()), *VIOLATION])
+"""``as_of_us``: which audit found it."""
 
 
 def append_audit(summary: Summary, violations: pyarrow.Table, tables: TrendTables) -> None:
-    """Add an audit to the tables. Its rows are in the day of its end (UTC). The same audit again, of the same end and
-    part, takes the place of itself."""
+    """Add an audit to the tables. Its rows are in the day of its end (UTC). An audit with the same end replaces
+    the previous one."""
     day = datetime.fromtimestamp(summary.as_of_us / 1e6, UTC).date()
-    audit = {"as_of_us": summary.as_of_us, "part": summary.part}
-    found = [{**audit, **row} for row in violations.to_pylist()]
-    nines = [{**audit, **row} for row in _list_nines(summary)]
-    for name, rows, schema in (("violations", found, VIOLATIONS), ("nines", nines, NINES)):
+    found = [{"as_of_us": summary.as_of_us, **row} for row in violations.to_pylist()]
+    for name, rows, schema in (("violations", found, VIOLATIONS), ("nines", _list_nines(summary), NINES)):
         table = pyarrow.Table.from_pylist(rows, schema)
-        tables.replace(name, table, day, summary.as_of_us, summary.part)
+        tables.replace(name, table, day, summary.as_of_us)
 
 
 def _list_nines(summary: Summary) -> list[dict[str, Any]]:
     return [
         {
+            "as_of_us": summary.as_of_us,
             "exit_code": summary.exit_code,
             "dimension": each.dimension,
             "name": each.name,

@@ -1,6 +1,6 @@
 """Where tables of all audits are kept: folders of Parquet files, Delta tables, or tables of an Iceberg catalog.
 
-Each table has a column ``day``, by which it is divided, and rows of audits (``as_of_us``, ``part``). An audit that is
+Each table has a column ``day``, by which it is divided, and rows of audits (``as_of_us``). An audit that is
 added again takes the place of its previous rows, at once for readers. Called by `spark.audit.report.trend`.
 """
 
@@ -17,7 +17,6 @@ import pyarrow
 from pyarrow import parquet
 
 from freshness.errors import ConfigError, missing_package
-from spark.audit.model.hashing import hash_name
 from spark.folder import Folder, open_folder, open_local, require_writable
 
 if TYPE_CHECKING:
@@ -29,12 +28,10 @@ _ICEBERG: Final = "iceberg:"
 
 
 class TrendTables(Protocol):
-    """The tables of all audits."""
-
     def require(self) -> None:
         """Raises `ConfigError` unless they can be written. Leaves no table behind."""
 
-    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int) -> None:
         """Put the rows of an audit into a table, in place of those that it had there."""
 
 
@@ -57,11 +54,11 @@ class ParquetTables:
     def require(self) -> None:
         require_writable(self._folder)
 
-    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int) -> None:
         """Written under a name that readers pass over, and given its own then."""
         filesystem = self._folder.filesystem
         place = f"{self._folder.path}/{name}/day={day}"
-        file = f"{as_of_us}-{hash_name(part) & 0xFFFFFFFFFFFFFFFF:016x}.parquet"
+        file = f"{as_of_us}.parquet"
         filesystem.create_dir(place)
         parquet.write_table(rows, f"{place}/.{file}", filesystem=filesystem)
         filesystem.move(f"{place}/.{file}", f"{place}/{file}")
@@ -79,14 +76,14 @@ class DeltaTables:
     def require(self) -> None:
         require_writable(open_folder(str(self._folder)))
 
-    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int) -> None:
         try:
             self._write(
                 str(self._folder / name),
                 _with_day(rows, day),
                 partition_by=[DAY.name],
                 mode="overwrite",
-                predicate=_mine(as_of_us, part),
+                predicate=_mine(as_of_us),
             )
         except self._error as error:
             raise ConfigError(f"the Delta table {self._folder / name} cannot be written: {error}") from error
@@ -103,7 +100,7 @@ class IcebergTables:
         with _telling(f"the namespace {self._namespace} cannot be made"):
             self._catalog.create_namespace_if_not_exists(self._namespace)
 
-    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int) -> None:
         rows = _with_day(rows, day)
         identifier = f"{self._namespace}.{name}"
         if not self._catalog.table_exists(identifier):
@@ -113,7 +110,7 @@ class IcebergTables:
         with warnings.catch_warnings():
             # It is told of an audit that had no rows there, which is the rule.
             warnings.filterwarnings("ignore", "Delete operation did not match any records")
-            self._catalog.load_table(identifier).overwrite(rows, overwrite_filter=_mine(as_of_us, part))
+            self._catalog.load_table(identifier).overwrite(rows, overwrite_filter=_mine(as_of_us))
 
 
 def _open_iceberg(text: str) -> IcebergTables:
@@ -141,10 +138,9 @@ def _with_day(rows: pyarrow.Table, day: date) -> pyarrow.Table:
     return rows.add_column(0, DAY, pyarrow.array([day] * rows.num_rows, DAY.type))
 
 
-def _mine(as_of_us: int, part: str) -> str:
+def _mine(as_of_us: int) -> str:
     """The rows of an audit, as both formats ask for them."""
-    quoted = part.replace("'", "''")
-    return f"as_of_us = {as_of_us} AND part = '{quoted}'"
+    return f"as_of_us = {as_of_us}"
 
 
 @contextmanager

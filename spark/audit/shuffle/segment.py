@@ -36,7 +36,6 @@ from spark.audit.model.row import (
     CONTEXT,
     FILL,
     HIT,
-    IN_PART,
     INVALIDATION,
     JUDGED,
     NO_NUMBER,
@@ -210,12 +209,12 @@ def _is_plain(item: HotItem, table: pyarrow.Table) -> bool:
 
 
 def _find_seen(columns: Mapping[str, Any]) -> Integers:
-    """Rows that show on which nodes the item was, whether some were judged before, and whether it is in the part."""
+    """Rows that show on which nodes the item was, and whether some were judged before."""
     kind, flags = columns["kind"], columns["flags"]
     actions = numpy.flatnonzero((kind != CHANGE) & ((flags & CONTEXT) == 0))
     _, first = numpy.unique(mix(columns["node"][actions], kind[actions]), return_index=True)
     judged = actions[(flags[actions] & JUDGED) > 0][:1]
-    return numpy.concatenate((actions[first], judged, numpy.flatnonzero((flags & IN_PART) > 0)[:1]))
+    return numpy.concatenate((actions[first], judged))
 
 
 def _find_border(rows: Piece, item: HotItem) -> Integers:

@@ -21,7 +21,6 @@ from spark.audit.input.recording import RecordedFiles
 from spark.audit.input.spread import Spread, find_hot
 from spark.audit.input.window import ALL, Window
 from spark.audit.model.finding import Knowledge, Life, Rules, Slices
-from spark.audit.model.part import AuditPart
 from spark.audit.model.timeline import ALWAYS
 from spark.audit.shuffle.state import Kept, State
 
@@ -38,19 +37,15 @@ ROWS_PER_LARGE_PIECE: Final = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Which actions an audit judges: up to ``as_of_us``, by default a little before the archive's end, and those of
-    ``window``, for which the files were opened. ``previous``: the state that it continues. ``part``: the only items
-    that are judged. A state is of whole audits, and says itself what was judged."""
+    ``window``, for which the files were opened. ``previous``: the state that it continues, which says itself
+    what was judged."""
 
     as_of_us: int | None = None
     window: Window = ALL
     previous: State | None = None
-    part: AuditPart | None = None
 
     def __post_init__(self) -> None:
-        is_whole = self.part is None and self.window == ALL
-        assert is_whole or self.previous is None, (
-            "a state is of whole audits, and says itself what was judged"
-        )
+        assert self.window == ALL or self.previous is None, "a state says itself what was judged"
 
     def end_us(self, archive_end_us: int) -> int:
         """Up to when actions are judged."""
@@ -115,7 +110,7 @@ def survey_history(
 
     def plan(spread: Spread) -> list[PlannedScan]:
         return [
-            PlannedScan(changes.parts, ChangeStep(spread, archive.duplicates, scope.part)),
+            PlannedScan(changes.parts, ChangeStep(spread, archive.duplicates)),
             PlannedScan(actions.parts, ActionStep(spread, lineages, published)),
             PlannedScan(rows.parts, RowStep(spread)),
         ]

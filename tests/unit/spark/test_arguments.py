@@ -21,7 +21,7 @@ USAGE = 2
     [
         (archive, [""], "archive"),
         (audit, ["--archive", "a", "--history", "h", "--report", "r", "--save-state", ""], "save-state"),
-        (audit, ["--archive", "a", "--history", "h", "--report", "", "--key-range", "-80"], "report"),
+        (audit, ["--archive", "a", "--history", "h", "--report", ""], "report"),
         (copy, ["--out", " ", "--archive", "a"], "out"),
         (live, ["--config", ""], "config"),
         (table_at, ["--archive", "a", "--copy", "c", "--table", "t", "--at", "", "--out", "o"], "at"),

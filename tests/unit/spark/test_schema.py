@@ -15,7 +15,7 @@ from spark.audit.input.heads import ISLAND, Island
 from spark.audit.model import schema as audit_schema
 from spark.audit.model.finding import Finding, PendingChange, Reference, TallyRow
 from spark.audit.model.row import ReplayRow
-from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
+from spark.live.job import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [
     (ReplayRow, audit_schema.REPLAY),

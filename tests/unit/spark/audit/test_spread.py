@@ -55,7 +55,7 @@ def divide(table: pyarrow.Table, spread: Spread) -> LocalShuffled:
 def audit_spread(table: pyarrow.Table, spread: Spread, rules: Rules, known: Knowledge) -> dict[str, Any]:
     shuffled = divide(table, spread)
     context = find_context(shuffled, spread, rules, known, 1 << 20)
-    audited = shuffled.reduce("replay", JudgeStep(rules, known, context, False), context.number())
+    audited = shuffled.reduce("replay", JudgeStep(rules, known, context), context.number())
     tally = sum_tallies(audited)
     findings = context.merge(read_findings(audited), tally)
     said = told(findings, tally)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +32,6 @@ from spark.audit.input.window import ALL, Window
 from spark.audit.job import Audit, audit
 from spark.audit.model import verdict
 from spark.audit.model.finding import Rules
-from spark.audit.model.part import AuditPart
 from spark.audit.model.schema import REPLAY
 from spark.audit.shuffle.state import State, load_state, save_state
 from spark.audit.shuffle.survey import WHOLE, Scope, survey_history
@@ -336,64 +334,6 @@ def test_a_value_of_a_client_that_a_window_does_not_read_is_not_thin_air(
     assert result.summary.counts["hits of values stored before the history"]
     assert not result.summary.found
     result.close()
-
-
-# -- parts -----------------------------------------------------------------------------------------------
-
-
-def _with_rows(world: Planted) -> Planted:
-    """With images, which say the keyspace id."""
-    changes = [
-        {**row, "after": None if row["key"] is None else json.dumps({"id": int(row["key"])})}
-        for row in world.history.changes
-    ]
-    return world._replace(history=replace(world.history, changes=changes))
-
-
-@pytest.mark.slow
-def test_parts_together_are_one_audit(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
-    chosen = [_with_rows(world) for world in worlds[:PARTS_WORLDS]]
-    folders = write(chosen, tmp_path)
-    whole = run(engine, folders)
-    halves = [AuditPart.parse(text, "id:hash") for text in ("-80", "80-")]
-    parts = [run(engine, folders, scope=Scope(AS_OF_US, part=part)) for part in halves]
-    one, two = (_of_items(found_in(part)) for part in parts)
-    changed = {item for world in chosen for row in world.history.changes for item in row["items"]}
-    together = _of_items(found_in(whole))
-    # A row that changed its key concerns items of both parts; each judges them with all of their records.
-    assert one | two == Counter({each: n for each, n in together.items() if each.item in changed})
-    assert min(len(one), len(two)) > 10
-    assert max(len(one), len(two)) < len(together) - 10
-    assert [part.summary.part for part in parts] == [
-        f"items with changes in key range {text} by hash(id)" for text in ("-80", "80-")
-    ]
-    for result in (whole, *parts):
-        result.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--sharding", "id"], "COLUMN:FUNCTION"),
-        (["--sharding", "id:nothing"], "functions: hash"),
-        (["--sharding", "id:hash", "--save-state", "state"], "--save-state"),
-        (["--sharding", "other:hash"], "has no column other"),
-    ],
-)
-def test_a_part_that_cannot_be_told_is_an_error(
-    engine: Engine,
-    worlds: list[Planted],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    told: str,
-) -> None:
-    folders = write([_with_rows(worlds[0])], tmp_path)
-    arguments = ["--archive", folders.archive, "--history", folders.history, "--report", str(tmp_path)]
-    assert command.main([*arguments, "--key-range=-80", *options]) == 2
-    err = capsys.readouterr().err
-    assert told in err
-    assert "Traceback" not in err
 
 
 # -- a hot key -------------------------------------------------------------------------------------------
