@@ -20,6 +20,7 @@ from appclient.database.atleast import Behind
 from appclient.database.choice import ServerChoice
 from appclient.telemetry.observer import Observer, now_seconds
 from freshness.algorithm.driver import running_clock
+from freshness.algorithm.lookup import ReadServer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, translated
@@ -91,6 +92,10 @@ class ShardServers:
             return cast("Pool[Connection]", borrowing)
         name = f"to {address.host}:{address.port}"
         return Pool(access.connections_max, name, close_open, access.network)
+
+    def describe(self, address: ServerAddress) -> ReadServer:
+        """The server, as the answer of a read names it."""
+        return ReadServer(f"{address.host}:{address.port}", address == self._shard.primary)
 
     def run(
         self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False

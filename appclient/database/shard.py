@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pymysql
 
@@ -29,6 +29,7 @@ from appclient.database.atleast import (
     wait_sql,
 )
 from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers, close_open
+from freshness.algorithm.lookup import ReadServer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
@@ -41,6 +42,8 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Servers: TypeAlias = MutableMapping[str, ReadServer]
+"""The server that was read, by lineage."""
 
 EPOCH_SECONDS: Final = 1.0
 """Time that commit tokens reuse an epoch, in seconds."""
@@ -136,10 +139,11 @@ class ShardDatabase(ShardServers):
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
         required: EventToken | None = None,
+        servers: Servers | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one consistent snapshot, with the token that was read before it on the same server (F18,
-        F33). ``at_least``: commits that the snapshot has; ``required``: see `run_showing`."""
-        loaded, token, _ = self._read_snapshot(load, at_least, required)
+        F33). ``at_least``: commits that the snapshot has; the others: see `run_showing`."""
+        loaded, token, _ = self._read_snapshot(load, at_least, required, servers)
         return loaded, token
 
     def _read_snapshot(
@@ -147,6 +151,7 @@ class ShardDatabase(ShardServers):
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
         required: EventToken | None = None,
+        servers: Servers | None = None,
     ) -> tuple[Result, EventToken | None, ServerAddress]:
         def read(
             connection: Connection, address: ServerAddress, required: EventToken | None
@@ -161,11 +166,14 @@ class ShardDatabase(ShardServers):
                 raise behind(address)
             return loaded, token, address
 
-        loaded, token, address = self.run_showing(required, read)
+        loaded, token, address = self.run_showing(required, read, servers)
         return unwrap(loaded), token, address
 
     def begin_snapshot(
-        self, at_least: EventToken | None = None, required: EventToken | None = None
+        self,
+        at_least: EventToken | None = None,
+        required: EventToken | None = None,
+        servers: Servers | None = None,
     ) -> ShardSnapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
 
@@ -174,26 +182,35 @@ class ShardDatabase(ShardServers):
         ) -> ShardSnapshot:
             return self._begin(connection, address, at_least, required)
 
-        return self.run_showing(required, begin, keeps_connection=True)
+        return self.run_showing(required, begin, servers, keeps_connection=True)
 
     def run_showing(
         self,
         required: EventToken | None,
         read: Callable[[Connection, ServerAddress, EventToken | None], Result],
+        servers: Servers | None = None,
         *,
         keeps_connection: bool = False,
     ) -> Result:
         """As `run`, on a replica that shows the events of ``required``, else on the primary (I10). If the primary
-        does not answer, or gets no more such reads, on any replica, as without ``required``."""
+        does not answer, or gets no more such reads, on any replica, as without ``required``. ``servers``: gets the
+        server that was read."""
         run = partial(self.run, keeps_connection=True) if keeps_connection else self.run
+
+        def noted(connection: Connection, address: ServerAddress, required: EventToken | None) -> Result:
+            result = read(connection, address, required)
+            if servers is not None:
+                servers[self.lineage] = self.describe(address)
+            return result
+
         if required is not None:
             try:
-                return run(lambda connection, address: read(connection, address, required))
+                return run(lambda connection, address: noted(connection, address, required))
             except (QueryTimedOut, ConnectionsExhausted):
                 raise
             except SourceUnavailable as error:
                 log.debug("%s is read without what the cache requires: %s", self.lineage, error)
-        return run(lambda connection, address: read(connection, address, None))
+        return run(lambda connection, address: noted(connection, address, None))
 
     def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
         """The token, None if a proxy asked two servers. ``opened``: the loader's view, None after an interruption."""
@@ -259,9 +276,10 @@ class ShardDatabase(ShardServers):
         at_least: EventToken | None = None,
         order: str = "",
         required: EventToken | None = None,
+        servers: Servers | None = None,
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same server. ``at_least``: commits that
-        the rows have; ``required``: see `run_showing`.
+        the rows have; ``required`` and ``servers``: see `run_showing`.
 
         ``table``, ``condition`` and ``order``, which follows it, are SQL. The table has a primary key. One statement
         returns the server's name and the rows, and has an answer even without rows.
@@ -294,7 +312,7 @@ class ShardDatabase(ShardServers):
                 raise behind(address)
             return rows, shown
 
-        return self.run_showing(required, read)
+        return self.run_showing(required, read, servers)
 
     def _select(
         self, connection: Connection, table: str, condition: str, order: str, lock: str, params: Sequence[Any]

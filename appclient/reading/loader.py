@@ -13,7 +13,7 @@ from typing import Any, Final
 from appclient.connection.own import OwnDatabase
 from appclient.connection.query import LoaderConnection, Row
 from appclient.database.database import Database
-from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
 from freshness.algorithm.request import NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, order_rows, quote_name
@@ -106,40 +106,46 @@ class ObjectLoader:
         statement = self._statement(lookups)
         rows: list[Row] = []
         tokens: dict[str, EventToken] = {}
+        servers: dict[str, ReadServer] = {}
         lineages = lookups[0].policy.lineages
         for lineage in lineages:
             shard = self._database.shards[lineage]
-            found, token = shard.rows_with_token(*statement, at_least.get(lineage), "", required.get(lineage))
+            asked, wanted = at_least.get(lineage), required.get(lineage)
+            found, token = shard.rows_with_token(*statement, asked, "", wanted, servers)
             rows += found
             if token is not None:
                 tokens[lineage] = token
-        has_tokens = len(tokens) == len(lineages)
         if len(lookups) == 1 and len(rows) == 1:
-            return [self._loaded(lookups[0], rows[0], tokens, has_tokens)]
+            return [self._loaded(lookups[0], rows[0], tokens, servers)]
         identities = [self._identity(row) for row in rows]
         if not {lookup.identity for lookup in lookups}.issuperset(identities):
             # A row under a key that nobody asked for: only the database knows which of them it takes for equal.
             if len(lookups) > 1:
                 return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
-            return [Loaded(rows[0], tokens, ReadOutcome.KEY)]
+            return [Loaded(rows[0], tokens, ReadOutcome.KEY, servers)]
         by_identity: dict[bytes, Row] = {}
         doubled: set[bytes] = set()
         for identity, row in zip(identities, rows, strict=True):
             if by_identity.setdefault(identity, row) is not row:
                 doubled.add(identity)  # in two shards: the row is moving between them
         return [
-            Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY)
+            Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY, servers)
             if lookup.identity in doubled
-            else self._loaded(lookup, by_identity.get(lookup.identity), tokens, has_tokens)
+            else self._loaded(lookup, by_identity.get(lookup.identity), tokens, servers)
             for lookup in lookups
         ]
 
     def _loaded(
-        self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken], has_tokens: bool
+        self,
+        lookup: Lookup,
+        row: Row | None,
+        tokens: Mapping[str, EventToken],
+        servers: Mapping[str, ReadServer],
     ) -> Loaded:
         if row is None or self._identity(row) == lookup.identity:
-            return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN)
-        return Loaded(row, tokens, ReadOutcome.KEY)
+            has_tokens = len(tokens) == len(lookup.policy.lineages)
+            return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN, servers)
+        return Loaded(row, tokens, ReadOutcome.KEY, servers)
 
     def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, str, list[Any]]:
         """The table, the condition for its rows, and the condition's parameters."""
@@ -160,13 +166,14 @@ class ObjectLoader:
         (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
         order = order_rows(self._definition.order, self._definition.config.limit)
         shard = self._database.shards[lineage]
+        servers: dict[str, ReadServer] = {}
         rows, token = shard.rows_with_token(
-            *self._statement([lookup]), at_least.get(lineage), order, lookup.required.get(lineage)
+            *self._statement([lookup]), at_least.get(lineage), order, lookup.required.get(lineage), servers
         )
         tokens = {} if token is None else {lineage: token}
         if any(self._identity(row) != lookup.identity for row in rows):
-            return Loaded(rows, tokens, ReadOutcome.KEY)
-        return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None)
+            return Loaded(rows, tokens, ReadOutcome.KEY, servers)
+        return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None, servers)
 
     # -- composites ----------------------------------------------------------------------------------------
 
@@ -183,8 +190,10 @@ class ObjectLoader:
             return function(connection, *lookup.values)
 
         lineages = lookup.policy.lineages
-        value, found = self._database.snapshot(lineages, build, at_least, lookup.required)
+        servers: dict[str, ReadServer] = {}
+        value, found = self._database.snapshot(lineages, build, at_least, lookup.required, servers)
         tokens = {token.lineage: token for token in found if token is not None}
         # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))
-        return Loaded(plain, tokens, None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN)
+        refusal = None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN
+        return Loaded(plain, tokens, refusal, servers)

@@ -174,18 +174,16 @@ class Pipeline:
             tell=(lambda lookup, result: None) if observer is None else observer.compare_shadow,
         )
 
-    def decode(
-        self, lookup: Lookup, read: Read, demand: Demand
-    ) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
-        """(value, outcome, tokens): decoded, or from the database if the cached bytes do not decode."""
+    def decode(self, lookup: Lookup, read: Read, demand: Demand) -> Read:
+        """With the value in the place of the payload; from the database if the cached bytes do not decode."""
         if read.payload is None:
-            return read.value, read.outcome, read.tokens
+            return read
         try:
-            return decode_value(read.payload), read.outcome, read.tokens
+            return Read(read.outcome, None, decode_value(read.payload), read.tokens)
         except FormatError:
             (loaded,) = self.load_within_limits([lookup], demand.at_least)
             self.refusals.note([lookup], [Read(ReadOutcome.FOREIGN)])
-            return loaded.value, ReadOutcome.FOREIGN, loaded.tokens
+            return Read(ReadOutcome.FOREIGN, None, loaded.value, loaded.tokens, servers=loaded.servers)
 
     def _open_guarded(self, name: str) -> CacheNode:
         node = self._open_node(self._config.cache.access, name)

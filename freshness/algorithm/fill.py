@@ -107,10 +107,14 @@ def load_and_fill(
     yield from _fill(context, fills)
     yield from _drop_stubs(context, [entry for entry, _, _ in refused])
     for entry, state, row in refused:
-        is_shown = entry.is_shown(row)
-        entry.state = Read(state.outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
+        outcome = ReadOutcome.BOUNDED if entry.is_bounded(row) else state.outcome
+        entry.state = _answer(entry, outcome, row)
         if context.witness is not None:
-            tell_refusal(context.witness, entry.lookup, state.outcome, row)
+            tell_refusal(context.witness, entry.lookup, outcome, row)
+
+
+def _answer(entry: Pending, outcome: ReadOutcome, row: Loaded) -> Read:
+    return Read(outcome, None, row.value, row.tokens, entry.is_shown(row), row.servers)
 
 
 _UNKNOWN: Final = frozenset(
@@ -268,8 +272,7 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            is_shown = fill.entry.is_shown(row)
-            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
+            fill.entry.state = _answer(fill.entry, outcome, row)
             if witness is not None:
                 attempt = Attempt(fill.payload, cas, reply, sent_us)
                 tell_fill(witness, lookup, outcome, fill.guarded.records, row.tokens, attempt)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key
-from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
 from freshness.algorithm.request import NO_TOKENS, Flows, Get, Procedure, Request, Version
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import NodeView, Sightings
@@ -32,6 +32,7 @@ class Read:
 
     ``shows_required``: the value from the database has every invalidation of the key that the node had acknowledged
     before the read began (I10). False: the node did not say which, or no server that was read is known to show them.
+    ``servers``: the servers that it was read from, by lineage.
     """
 
     outcome: ReadOutcome
@@ -39,6 +40,7 @@ class Read:
     value: Any = None
     tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
     shows_required: bool = False
+    servers: Mapping[str, ReadServer] = field(default_factory=lambda: NO_SERVERS)
 
     @property
     def is_hit(self) -> bool:
@@ -201,17 +203,31 @@ class Pending:
         return isinstance(self.state, Stub) and self.state.is_leased
 
     def is_shown(self, row: Loaded) -> bool:
-        """Whether the value has all that is required of it. A row of another spelling has another stripe."""
+        """Whether the value has all that is required of it."""
         required, tokens = self.required, row.tokens
-        is_own = row.refusal is not ReadOutcome.KEY and (row.value is not None or self.lookup.is_exact)
         return (
             required is not None
-            and is_own
+            and self._is_own(row)
             and all(
                 lineage in required and lineage in tokens and covers(tokens[lineage], required[lineage])
                 for lineage in self.lookup.policy.lineages
             )
         )
+
+    def is_bounded(self, row: Loaded) -> bool:
+        """Whether a replica was read that lacks what is required, and not the primary."""
+        required, tokens = self.required or NO_TOKENS, row.tokens
+        return self._is_own(row) and any(
+            not server.is_primary
+            and lineage in required
+            and lineage in tokens
+            and not covers(tokens[lineage], required[lineage])
+            for lineage, server in row.servers.items()
+        )
+
+    def _is_own(self, row: Loaded) -> bool:
+        """A row of another spelling has another stripe."""
+        return row.refusal is not ReadOutcome.KEY and (row.value is not None or self.lookup.is_exact)
 
     @property
     def own_stub(self) -> Version | None:

@@ -85,6 +85,20 @@ def test_of_many_keys_those_that_the_replica_lacks_are_new(system: System) -> No
         assert {key: row["v"] for key, row in found.items()} == {key: int(key in (1, 3)) for key in KEYS}
 
 
+def test_each_answer_names_its_server(system: System) -> None:
+    system.execute("UPDATE customers SET v = 1 WHERE id IN (1, 3)")
+    system.wait_covered()
+    pair = system.pair
+    with closing(open_cache(system)) as cache:
+        found: dict[int, Explanation] = cache.get_many("customer", list(KEYS), explain=True)
+        named = {key: str(server) for key, each in found.items() for server in each.servers.values()}
+        primary, replica = f"primary 127.0.0.1:{pair.primary.port}", f"replica 127.0.0.1:{pair.replica.port}"
+        assert named == {key: primary if key in (1, 3) else replica for key in KEYS}
+        assert {each.outcome for each in found.values()} == {ReadOutcome.FILLED}
+        hit: Explanation = cache.get("customer", 1, explain=True)
+        assert (hit.outcome, hit.servers) == (ReadOutcome.HIT, {})
+
+
 def test_a_composite_is_new(system: System) -> None:
     """On MariaDB it is stored only when the primary's heartbeats have come round: no lock holds for free SQL."""
     system.execute("UPDATE customers SET v = 1 WHERE id = 1")
@@ -92,6 +106,7 @@ def test_a_composite_is_new(system: System) -> None:
     with closing(open_cache(system)) as cache:
         value, outcome = read(cache, "profile", 1)
         assert value == [{"v": 1}]
+        assert outcome is not ReadOutcome.BOUNDED
         if system.pair.primary.flavor == "mysql":
             assert outcome is ReadOutcome.FILLED
 
@@ -101,7 +116,7 @@ def test_with_a_bound_of_0_the_primary_is_not_read(system: System) -> None:
     system.wait_covered()
     with closing(open_cache(system, primary_reads_per_second=0)) as cache:
         value, outcome = read(cache, "customer", 1)
-        assert (value["v"], outcome) == (0, ReadOutcome.STRIPE)
+        assert (value["v"], outcome) == (0, ReadOutcome.BOUNDED)
 
 
 def test_a_row_that_a_writer_holds_is_read_and_not_waited_for(system: System) -> None:

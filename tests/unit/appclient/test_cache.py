@@ -280,8 +280,8 @@ def test_an_entry_whose_value_does_not_decode_is_read_from_the_database(
     row = {"id": 1, "name": "Ada"}
     monkeypatch.setattr(cache.lookups.loaders["customer"], "load", lambda *_: [Loaded(row, {}, None)])
     broken = Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
-    value, outcome, _ = cache._pipeline.decode(cache.lookups.find("customer", 1), broken, NO_DEMAND)
-    assert (value, outcome) == (row, ReadOutcome.FOREIGN)
+    read = cache._pipeline.decode(cache.lookups.find("customer", 1), broken, NO_DEMAND)
+    assert (read.value, read.outcome) == (row, ReadOutcome.FOREIGN)
 
 
 # -- a database that is down ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from appclient.database.servers import ServerAccess
 from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
 from appclient.reading.lookup import Lookups
 from freshness.algorithm import shortway
+from freshness.algorithm.lookup import ReadServer
 from freshness.config.config import load_config
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
@@ -286,6 +287,17 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
         asked = EventToken("shop/-", "-", epoch, 0, parse_position("mysql", f"{uuid}:{number}"))
         return database.snapshot(lambda _: (asked_tablets[-1], demand_commits(None, [])), asked)[0]
 
+    def find_role(**wanted: EventToken) -> str:
+        servers: dict[str, ReadServer] = {}
+        database.snapshot(lambda _: None, **wanted, servers=servers)
+        return str(servers["shop/-"])
+
+    late = EventToken("shop/-", "-", 1, 0, parse_position("mysql", f"{uuid}:12"))
+    assert [find_role(), find_role(required=late), find_role(at_least=late)] == [
+        "replica gate:3306",
+        "primary gate:3306",
+        "primary gate:3306",
+    ]
     assert [read(10)[0], read(12)[0]] == ["shop:-@replica", "shop:-@primary"]
     assert read(10, epoch=0)[0] == "shop:-@primary", "what is left of a former history"
     enclosing = read(10)[1]["shop/-"]

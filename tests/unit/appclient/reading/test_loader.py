@@ -9,7 +9,7 @@ import pytest
 
 from appclient.database.database import Database
 from appclient.reading.loader import ObjectLoader
-from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
@@ -84,8 +84,9 @@ def test_of_many_rows_those_that_are_too_old_are_read_once_more(monkeypatch: pyt
         return EventToken(LINEAGES[0], "-80", 1, 0, position)
 
     def rows_with_token(
-        _: str, __: str, params: Any, ___: Any, ____: str, required: EventToken | None
+        _: str, __: str, params: Any, ___: Any, ____: str, required: EventToken | None, servers: Any
     ) -> Any:
+        servers[LINEAGES[0]] = ReadServer("server:3306", is_primary=required is not None)
         asked.append((list(params), "" if required is None else str(required.position).rpartition(":")[2]))
         shown = token("1-3") if required else token("1")
         return [{"id": number, "is_new": required is not None} for number in params], shown
@@ -99,6 +100,7 @@ def test_of_many_rows_those_that_are_too_old_are_read_once_more(monkeypatch: pyt
         lookups.append(Lookup(policy, "n1", key.item, identity, (number,), key.is_exact, required))
     loaded = ObjectLoader(definition, database, None).load(lookups)
     assert [each.value["is_new"] for each in loaded] == [False, True, True, False]
+    assert [each.servers[LINEAGES[0]].is_primary for each in loaded] == [False, True, True, False]
     assert asked == [([1, 2, 3, 4], ""), ([2, 3], "2-3")]
 
 
@@ -163,7 +165,8 @@ def test_a_list_is_read_by_one_statement_in_its_order(monkeypatch: pytest.Monkey
     rows = [{"id": 1, "v": 9}, {"id": 1, "v": 8}]
     loaded, asked = load_list(monkeypatch, rows)
     assert (loaded.value, loaded.refusal, set(loaded.tokens)) == (rows, None, {LINEAGES[0]})
-    assert asked == [("`orders`", "(`id` = %s)", [1], None, " ORDER BY `v` DESC, `number` LIMIT 2", None)]
+    order = " ORDER BY `v` DESC, `number` LIMIT 2"
+    assert asked == [("`orders`", "(`id` = %s)", [1], None, order, None, {})]
 
 
 def test_a_list_without_rows_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
