@@ -30,6 +30,7 @@ from appclient.database.atleast import (
 )
 from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers, close_open
 from freshness.algorithm.lookup import ReadServer
+from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
@@ -193,9 +194,13 @@ class ShardDatabase(ShardServers):
         keeps_connection: bool = False,
     ) -> Result:
         """As `run`, on a replica that shows the events of ``required``, else on the primary (I10). If the primary
-        does not answer, or gets no more such reads, on any replica, as without ``required``. ``servers``: gets the
-        server that was read."""
+        does not answer, or gets no more such reads, on any replica, as without ``required``. `LATEST`: on the primary
+        at once. ``servers``: gets the server that was read."""
         run = partial(self.run, keeps_connection=True) if keeps_connection else self.run
+        if required is LATEST:
+            required = None
+            if len(self._choice.servers) > 1 and self.is_permitted():
+                run = partial(run, is_primary_first=True)
 
         def noted(connection: Connection, address: ServerAddress, required: EventToken | None) -> Result:
             result = read(connection, address, required)
@@ -348,7 +353,7 @@ class ShardDatabase(ShardServers):
         primary = self._shard.primary
         if required is None or token is None or address == primary or covers(token, required):
             return token, server
-        if IS_LAST.get() and (self._choice.is_avoided(primary) or not self._access.permit_primary()):
+        if IS_LAST.get() and not self.is_permitted():
             return token, server
         raise behind(address)
 

@@ -12,6 +12,7 @@ from appclient.database.atleast import behind, enclosed_by, is_of_the_past
 from appclient.database.servers import DEFAULTS, ServerAccess, close_open
 from appclient.database.shard import LoaderError, Servers, ShardDatabase, run_loader, unwrap
 from freshness.algorithm.lookup import ReadServer
+from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
@@ -74,7 +75,7 @@ class VitessShardDatabase(ShardDatabase):
                 on_one_tablet(connection, self._target) as tablet,
                 enclosed_by(self.lineage, tablet.token, at_least),
             ):
-                lacks = (
+                lacks = required is LATEST or (
                     required is not None and tablet.token is not None and not covers(tablet.token, required)
                 )
                 if lacks and of_primary is not None and of_primary.is_permitted():
@@ -125,10 +126,6 @@ class VitessShardDatabase(ShardDatabase):
     def describe(self, address: ServerAddress) -> ReadServer:
         """See `ShardServers.describe`: vtgate, and whether its tablet is the primary one."""
         return replace(super().describe(address), is_primary=self._of_primary is None)
-
-    def is_permitted(self) -> bool:
-        """Whether one more read may go to these tablets, because others lack what its rows must show."""
-        return not self._choice.is_avoided(self._shard.primary) and self._access.permit_primary()
 
     def read_head(self) -> EventToken:
         """See `ShardDatabase.read_head`; of the primary tablet."""

@@ -14,7 +14,7 @@ from appclient.connection.own import OwnDatabase
 from appclient.connection.query import LoaderConnection, Row
 from appclient.database.database import Database
 from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
-from freshness.algorithm.request import NO_TOKENS
+from freshness.algorithm.request import LATEST, NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, order_rows, quote_name
 from freshness.errors import ConfigError
@@ -85,17 +85,20 @@ class ObjectLoader:
 
     def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """The rows of lookups that all read the same shards. If a replica does not show some of many as they must be,
-        these alone are read once more."""
+        these alone are read once more, together with those that the primary is to be read for."""
         if len(lookups) == 1:
             return self._read_rows(lookups, at_least, lookups[0].required)
-        loaded = self._read_rows(lookups, at_least, NO_TOKENS)
-        behind = [place for place, lookup in enumerate(lookups) if not _shows(loaded[place], lookup.required)]
+        known = [place for place, lookup in enumerate(lookups) if LATEST not in lookup.required.values()]
+        rows = self._read_rows([lookups[place] for place in known], at_least, NO_TOKENS) if known else []
+        loaded = {
+            place: one for place, one in zip(known, rows, strict=True) if _shows(one, lookups[place].required)
+        }
+        behind = [place for place in range(len(lookups)) if place not in loaded]
         if behind:
             again = [lookups[place] for place in behind]
             required = join_required(again)
-            for place, one in zip(behind, self._read_rows(again, at_least, required), strict=True):
-                loaded[place] = one
-        return loaded
+            loaded.update(zip(behind, self._read_rows(again, at_least, required), strict=True))
+        return [loaded[place] for place in range(len(lookups))]
 
     def _read_rows(
         self,

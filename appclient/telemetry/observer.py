@@ -114,8 +114,8 @@ class Observer:
         """A reader was given the value of another reader's load."""
 
     def need_primary(self, is_permitted: bool) -> None:
-        """The replicas lack what the rows of a miss must show. ``is_permitted``: the primary is read, within
-        ``primary_reads_per_second``."""
+        """The replicas lack what the rows of a miss must show, or may lack it. ``is_permitted``: the primary is read,
+        within ``primary_reads_per_second``."""
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""

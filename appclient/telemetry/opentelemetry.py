@@ -113,7 +113,7 @@ class _Metrics:
         self.primary_reads = counts(
             "primary.reads",
             "{read}",
-            "Misses whose rows the replicas lacked, by result.",
+            "Misses that the replicas could not answer, or may not (on_unknown), by result.",
             "freshness.primary.result",
         )
         self.shadow_reads = counts(

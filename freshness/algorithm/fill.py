@@ -13,7 +13,6 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from freshness.algorithm.envelope import (
@@ -79,10 +78,7 @@ def load_and_fill(
     context: ReadContext, missing: Sequence[Pending], at_least: Mapping[str, EventToken]
 ) -> Procedure[None]:
     yield from _fetch_guards(context, [entry for entry in missing if not _is_unknown(entry)])
-    lookups = tuple(
-        replace(entry.lookup, required=entry.required) if entry.required else entry.lookup
-        for entry in missing
-    )
+    lookups = tuple(entry.ask(context.on_unknown) for entry in missing)
     try:
         loaded: Sequence[Loaded] = yield Load(lookups, at_least)
     except Exception:

@@ -19,7 +19,8 @@ class Lookup:
 
     ``values``: values of the query, which follow from the identity alone (`KeyBuilder.parse`).
     ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
-    ``required``: in a `Load` step, the events that the rows must show to be stored, by lineage (`find_required`).
+    ``required``: in a `Load` step, the events that the rows must show to be stored, by lineage (`find_required`);
+    or `LATEST`.
     """
 
     policy: ObjectPolicy

@@ -119,6 +119,25 @@ def test_with_a_bound_of_0_the_primary_is_not_read(system: System) -> None:
         assert (value["v"], outcome) == (0, ReadOutcome.BOUNDED)
 
 
+@pytest.mark.parametrize("settings", [{}, {"on_unknown": '"primary"'}], ids=["replica", "primary"])
+def test_while_a_node_is_down_the_setting_decides_over_the_server(
+    settings: dict[str, Any], system: System
+) -> None:
+    system.execute("UPDATE customers SET v = 1")
+    system.wait_covered()
+    for node in system.nodes:
+        node.kill()
+    is_primary = bool(settings)
+    with closing(open_cache(system, **settings)) as cache:
+        found: dict[int, Explanation] = cache.get_many("customer", list(KEYS), explain=True)
+        for each in (cache.get("customer", 1, explain=True), *found.values()):
+            assert each.outcome is ReadOutcome.NODE_DOWN
+            assert (each.value["v"], each.servers["shop/-"].is_primary) == (int(is_primary), is_primary)
+    with closing(open_cache(system, primary_reads_per_second=0)) as cache:
+        value, outcome = read(cache, "customer", 1)
+        assert (value["v"], outcome) == (0, ReadOutcome.BOUNDED if is_primary else ReadOutcome.NODE_DOWN)
+
+
 def test_a_row_that_a_writer_holds_is_read_and_not_waited_for(system: System) -> None:
     system.execute("UPDATE customers SET v = 1 WHERE id = 1")
     system.wait_covered()

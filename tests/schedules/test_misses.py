@@ -14,7 +14,7 @@ import pytest
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import Coverage, NodeRecord, Stripe
 from freshness.algorithm.lookup import Loaded, ReadServer
-from freshness.algorithm.request import Delete, Load
+from freshness.algorithm.request import LATEST, Delete, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
 from freshness.algorithm.state import Pending
 from freshness.errors import SourceUnsuitable
@@ -181,12 +181,16 @@ def read_row(
 
 
 def ask_row(
-    monkeypatch: pytest.MonkeyPatch, primary: Server, *replicas: Server, permits: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    primary: Server,
+    *replicas: Server,
+    permits: bool = True,
+    required: EventToken | None = None,
 ) -> tuple[Any, EventToken, str]:
-    """The same, with the server that is said to have answered."""
+    """The same, or of the row that must show ``required``, with the server that is said to have answered."""
     database = open_shard(monkeypatch, primary, *replicas)
     database._access = replace(database._access, permit_primary=lambda: permits)
-    required = commit(5, primary.flavor)
+    required = required or commit(5, primary.flavor)
     servers: dict[str, ReadServer] = {}
     [row], token = database.rows_with_token(*ROWS, None, "", required, servers)
     assert token is not None
@@ -228,6 +232,41 @@ def test_a_read_says_which_server_answered(
 ) -> None:
     primary = Server(9, is_down=is_down)
     assert ask_row(monkeypatch, primary, Server(4), Server(replica), permits=permits)[2] == server
+
+
+@pytest.mark.parametrize(
+    ("is_down", "permits", "server"),
+    [
+        (False, True, "primary primary:3306"),
+        (False, False, "replica replica0:3306"),
+        (True, True, "replica replica0:3306"),
+    ],
+    ids=["permitted", "bounded", "no primary"],
+)
+def test_if_nothing_is_known_the_primary_is_read_at_once(
+    is_down: bool, permits: bool, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary, replica = Server(9, is_down=is_down), Server(99)
+    asked = ask_row(monkeypatch, primary, replica, Server(99), permits=permits, required=LATEST)
+    assert asked[2] == server
+    assert bool(replica.asked) == (server != "primary primary:3306")
+
+
+def test_without_replicas_nothing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def permit() -> bool:
+        raise AssertionError("the read is of the primary anyway")
+
+    database = open_shard(monkeypatch, Server(9))
+    database._access = replace(database._access, permit_primary=permit)
+    assert database.rows_with_token(*ROWS, None, "", LATEST)[0][0]["version"] == 9
+
+
+def test_while_the_primary_is_down_the_last_replica_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the primary was to be read first."""
+    late, last = Server(4), Server(4, arrives=5)
+    database = open_shard(monkeypatch, Server(9, is_down=True), late, last)
+    [row], _ = database.rows_with_token(*ROWS, commit(5), "", LATEST)
+    assert (row["version"], "wait" in late.asked) == (5, False)
 
 
 def test_a_snapshot_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

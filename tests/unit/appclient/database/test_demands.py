@@ -17,6 +17,7 @@ from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
 from appclient.reading.lookup import Lookups
 from freshness.algorithm import shortway
 from freshness.algorithm.lookup import ReadServer
+from freshness.algorithm.request import LATEST
 from freshness.config.config import load_config
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
@@ -293,8 +294,9 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
         return str(servers["shop/-"])
 
     late = EventToken("shop/-", "-", 1, 0, parse_position("mysql", f"{uuid}:12"))
-    assert [find_role(), find_role(required=late), find_role(at_least=late)] == [
+    assert [find_role(), find_role(required=late), find_role(at_least=late), find_role(required=LATEST)] == [
         "replica gate:3306",
+        "primary gate:3306",
         "primary gate:3306",
         "primary gate:3306",
     ]
