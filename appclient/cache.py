@@ -25,7 +25,7 @@ from appclient.reading.pipeline import Pipeline, Surroundings
 from appclient.telemetry.observer import Observer, TelemetryOption, Vitals, find_observer
 from appclient.typed import Model, TypedObject
 from freshness.algorithm.driver import running_clock
-from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.lookup import Lookup, ReadServer
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import NO_DEMAND, Demand, Read
@@ -42,7 +42,8 @@ Function = TypeVar("Function", bound=LoaderFunction)
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The value and the outcome of one read. ``event_tokens``: by lineage, of a read from the database."""
+    """The value and the outcome of one read. ``event_tokens`` and ``servers``: by lineage, of a read from the
+    database. A `ReadServer` has a ``name``, which is "host:port", and says whether it ``is_primary``."""
 
     value: Any
     outcome: ReadOutcome
@@ -51,6 +52,7 @@ class Explanation:
     node: str
     item: bytes
     event_tokens: dict[str, EventToken]
+    servers: dict[str, ReadServer]
 
     @property
     def is_hit(self) -> bool:
@@ -236,13 +238,20 @@ class Cache:
 
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool, demand: Demand) -> Any:
         """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""
-        value, outcome, tokens = self._pipeline.decode(lookup, read, demand)
+        read = self._pipeline.decode(lookup, read, demand)
         explanation = Explanation(
-            value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
+            read.value,
+            read.outcome,
+            lookup.policy.name,
+            key,
+            lookup.node,
+            lookup.item,
+            dict(read.tokens) if read.tokens else {},
+            dict(read.servers) if read.servers else {},
         )
         if self.on_read is not None:
             self.on_read(explanation)
-        return explanation if explain else value
+        return explanation if explain else read.value
 
     def _value(self, lookup: Lookup, read: Read, demand: Demand) -> Any:
         if read.payload is None:
@@ -250,7 +259,7 @@ class Cache:
         try:
             return decode_value(read.payload)
         except FormatError:
-            return self._pipeline.decode(lookup, read, demand)[0]
+            return self._pipeline.decode(lookup, read, demand).value
 
 
 def _permit_primary(limit: RateLimit, observer: Observer | None) -> bool:

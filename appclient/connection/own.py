@@ -74,6 +74,7 @@ class OwnDatabase:
         at_least: EventToken | None = None,
         order: str = "",
         required: EventToken | None = None,
+        servers: Any = None,
     ) -> tuple[list[Row], None]:
         """The rows of one SELECT as dictionaries by column, without a token. Raises as the connection does."""
         return OwnConnection(self._own).query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
@@ -84,6 +85,7 @@ class OwnDatabase:
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken] | None = None,
         required: Mapping[str, Any] | None = None,
+        servers: Any = None,
     ) -> tuple[Result, list[None]]:
         """The result of ``load`` on the application's connection, with None as the token of each lineage."""
         opened = OwnConnection(self._own)

@@ -24,8 +24,9 @@ from appclient.connection.query import (
 )
 from appclient.connection.statement import require_read
 from appclient.database.atleast import AtLeast, behind, demand_commits, enclosed_by
+from appclient.database.required import NOTHING_REQUIRED, Required, Servers
 from appclient.database.servers import DEFAULTS, ServerAccess
-from appclient.database.shard import Required, ShardDatabase, ShardSnapshot
+from appclient.database.shard import ShardDatabase, ShardSnapshot
 from appclient.database.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.keyspace import Keyspace
@@ -133,24 +134,29 @@ class Database:
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken] = NO_TOKENS,
         required: Mapping[str, Required] = MappingProxyType({}),
+        servers: Servers | None = None,
     ) -> tuple[Result, list[EventToken | None]]:
         """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
 
-        ``at_least``: commits that the snapshot has, by lineage; ``required``: see `ShardDatabase.run_showing`. Raises
-        `SourceUnavailable` if no server shows the commits.
+        ``at_least``: commits that the snapshot has, by lineage; ``required`` and ``servers``: see
+        `ShardDatabase.run_showing`. Raises `SourceUnavailable` if no server shows the commits.
         """
         if len(lineages) == 1:
             only = lineages[0]
-            result, token = self.shards[only].snapshot(load, at_least.get(only), required.get(only))
+            shard = self.shards[only]
+            result, token = shard.snapshot(
+                load, at_least.get(only), required.get(only, NOTHING_REQUIRED), servers
+            )
             return result, [token]
         if self.keyspace.flavor == "vitess":
-            return self._nested_snapshot(lineages, load, at_least, required, ())
+            return self._nested_snapshot(lineages, load, at_least, required, servers, ())
         begun: list[tuple[ShardDatabase, ShardSnapshot]] = []
         ended: LoaderConnection | None = None
         try:
             for lineage in lineages:
                 shard = self.shards[lineage]
-                begun.append((shard, shard.begin_snapshot(at_least.get(lineage), required.get(lineage))))
+                asked, wanted = at_least.get(lineage), required.get(lineage, NOTHING_REQUIRED)
+                begun.append((shard, shard.begin_snapshot(asked, wanted, servers)))
             opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun), network=self._network)
             try:
                 with ExitStack() as stack:
@@ -176,6 +182,7 @@ class Database:
         load: Callable[[LoaderConnection], Result],
         at_least: Mapping[str, EventToken],
         required: Mapping[str, Required],
+        servers: Servers | None,
         begun: tuple[LoaderConnection, ...],
     ) -> tuple[Result, list[EventToken | None]]:
         """The same, and asks the server for its name after ``load``, too: one shard's read inside another's."""
@@ -184,7 +191,7 @@ class Database:
         def inside(connection: LoaderConnection) -> tuple[Result | LoaderError, list[EventToken | None]]:
             opened = (*begun, connection)
             if others:
-                return self._nested_snapshot(others, load, at_least, required, opened)
+                return self._nested_snapshot(others, load, at_least, required, servers, opened)
             joined = LoaderConnection.join(opened, self._network)
             try:
                 return run_loader(load, joined), []
@@ -193,7 +200,7 @@ class Database:
                 raise
 
         (result, tokens), token = self.shards[first].snapshot(
-            inside, at_least.get(first), required.get(first)
+            inside, at_least.get(first), required.get(first, NOTHING_REQUIRED), servers
         )
         return unwrap(result), [token, *tokens]
 

@@ -20,6 +20,7 @@ from appclient.database.atleast import Behind
 from appclient.database.choice import ServerChoice
 from appclient.telemetry.observer import Observer, now_seconds
 from freshness.algorithm.driver import running_clock
+from freshness.algorithm.lookup import ReadServer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, translated
@@ -92,8 +93,20 @@ class ShardServers:
         name = f"to {address.host}:{address.port}"
         return Pool(access.connections_max, name, close_open, access.network)
 
+    def describe(self, address: ServerAddress) -> ReadServer:
+        """The server, as the answer of a read names it."""
+        return ReadServer(f"{address.host}:{address.port}", address == self._shard.primary)
+
+    def is_permitted(self) -> bool:
+        """Whether the primary gets one more read because of what the replicas lack, or may lack."""
+        return not self._choice.is_avoided(self._shard.primary) and self._access.permit_primary()
+
     def run(
-        self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
+        self,
+        read: Callable[[Connection, ServerAddress], Result],
+        *,
+        keeps_connection: bool = False,
+        is_primary_first: bool = False,
     ) -> Result:
         """Run ``read`` on the first server that answers: one of the replicas, then the others, then the primary.
 
@@ -102,9 +115,11 @@ class ShardServers:
         connection stays in use after ``read`` has returned. Raises `SourceUnavailable` when none answers.
         """
         failures: list[SourceUnavailable | SourceUnsuitable] = []
-        order = self._choice.find_order()
+        primary, order = self._shard.primary, self._choice.find_order()
+        if is_primary_first:
+            order = [primary, *(address for address in order if address != primary)]
         for place, address in enumerate(order):
-            is_last = self._shard.primary in order[place + 1 : place + 2]
+            is_last = address != primary and {*order[place + 1 : place + 2]} <= {primary}
             token = IS_LAST.set(is_last)
             try:
                 result = self._run_observed(address, read, keeps_connection)
@@ -116,7 +131,7 @@ class ShardServers:
                 failures.append(error)
                 self._choice.note_failure(address)
             except SourceUnsuitable as error:
-                if address != self._shard.primary or len(order) == 1:
+                if address != primary or len(order) == 1:
                     raise
                 failures.append(error)  # the primary as a stand-in: the error of the replicas is shown first
             else:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import pymysql
 
@@ -36,7 +36,9 @@ from appclient.database.atleast import (
     parse_committed,
     wait_sql,
 )
+from appclient.database.required import BUSY, LOCK, NOTHING_REQUIRED, KeyedRows, Required, Servers, log_sql
 from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers, close_open
+from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
@@ -49,20 +51,11 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Wanted = TypeVar("Wanted")
 
 EPOCH_SECONDS: Final = 1.0
 """Time that commit tokens reuse an epoch, in seconds."""
 
 _NO_SUCH_TABLE: Final = 1146
-_BUSY: Final = (1205, 1020)
-"""Errors of a locking read: a writer holds a row."""
-
-_LOGGED: Final = (
-    "@@global.gtid_binlog_pos, (SELECT COUNT(*) FROM information_schema.TABLES"
-    " WHERE TABLE_SCHEMA = DATABASE() AND ENGINE = 'InnoDB' AND TABLE_NAME IN ({}))"
-)
-_LOCK: Final = " LOCK IN SHARE MODE NOWAIT"
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 
 
@@ -74,22 +67,6 @@ class ShardSnapshot:
     address: ServerAddress
     token: EventToken | None
     server: str
-
-
-class KeyedRows(NamedTuple):
-    """The rows of a table under a key: SQL, and the condition's parameters."""
-
-    table: str
-    condition: str
-    params: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Required:
-    """The events that a value must show, and the rows that it is made of, by which a lock can prove it."""
-
-    token: EventToken
-    rows: Sequence[KeyedRows] = ()
 
 
 class ShardDatabase(ShardServers):
@@ -135,23 +112,25 @@ class ShardDatabase(ShardServers):
         self,
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
-        required: Required | None = None,
+        required: Required = NOTHING_REQUIRED,
+        servers: Servers | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one consistent snapshot, with the token that was read before it on the same server (F18,
-        F33). ``at_least``: commits that the snapshot has; ``required``: see `run_showing`."""
-        loaded, token, _ = self._read_snapshot(load, at_least, required)
+        F33). ``at_least``: commits that the snapshot has; the others: see `run_showing`."""
+        loaded, token, _ = self._read_snapshot(load, at_least, required, servers)
         return loaded, token
 
     def _read_snapshot(
         self,
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
-        required: Required | None = None,
+        required: Required = NOTHING_REQUIRED,
+        servers: Servers | None = None,
     ) -> tuple[Result, EventToken | None, ServerAddress]:
         def read(
-            connection: Connection, address: ServerAddress, required: Required | None
+            connection: Connection, address: ServerAddress, shown: EventToken | None
         ) -> tuple[Result | LoaderError, EventToken | None, ServerAddress]:
-            snapshot = self._begin(connection, address, at_least, required)
+            snapshot = self._begin(connection, address, at_least, shown, required.rows)
             opened = LoaderConnection(connection, network=self._access.network)
             with enclosed_by(self.lineage, snapshot.token, at_least):
                 loaded = run_loader(load, opened)
@@ -161,37 +140,53 @@ class ShardDatabase(ShardServers):
                 raise behind(address)
             return loaded, token, address
 
-        loaded, token, address = self.run_showing(required, read)
+        loaded, token, address = self.run_showing(required.token, read, servers)
         return unwrap(loaded), token, address
 
     def begin_snapshot(
-        self, at_least: EventToken | None = None, required: Required | None = None
+        self,
+        at_least: EventToken | None = None,
+        required: Required = NOTHING_REQUIRED,
+        servers: Servers | None = None,
     ) -> ShardSnapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
 
-        def begin(connection: Connection, address: ServerAddress, required: Required | None) -> ShardSnapshot:
-            return self._begin(connection, address, at_least, required)
+        def begin(connection: Connection, address: ServerAddress, shown: EventToken | None) -> ShardSnapshot:
+            return self._begin(connection, address, at_least, shown, required.rows)
 
-        return self.run_showing(required, begin, keeps_connection=True)
+        return self.run_showing(required.token, begin, servers, keeps_connection=True)
 
     def run_showing(
         self,
-        required: Wanted | None,
-        read: Callable[[Connection, ServerAddress, Wanted | None], Result],
+        required: EventToken | None,
+        read: Callable[[Connection, ServerAddress, EventToken | None], Result],
+        servers: Servers | None = None,
         *,
         keeps_connection: bool = False,
     ) -> Result:
         """As `run`, on a replica that shows the events of ``required``, else on the primary (I10). If the primary
-        does not answer, or gets no more such reads, on any replica, as without ``required``."""
+        does not answer, or gets no more such reads, on any replica, as without ``required``. `LATEST`: on the primary
+        at once. ``servers``: gets the server that was read."""
         run = partial(self.run, keeps_connection=True) if keeps_connection else self.run
+        if required is LATEST:
+            required = None
+            if len(self._choice.servers) > 1 and self.is_permitted():
+                run = partial(run, is_primary_first=True)
+
+        def noted(connection: Connection, address: ServerAddress, required: EventToken | None) -> Result:
+            result = read(connection, address, required)
+            if servers is not None:
+                servers[self.lineage] = self.describe(address)
+            return result
+
         if required is not None:
             try:
-                return run(lambda connection, address: read(connection, address, required))
+                return run(lambda connection, address: noted(connection, address, required))
             except (QueryTimedOut, ConnectionsExhausted):
                 raise
             except SourceUnavailable as error:
                 log.debug("%s is read without what the cache requires: %s", self.lineage, error)
-        return run(lambda connection, address: read(connection, address, None))
+        return run(lambda connection, address: noted(connection, address, None))
 
     def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
         """The token, None if a proxy asked two servers. ``opened``: the loader's view, None after an interruption."""
@@ -209,12 +204,12 @@ class ShardDatabase(ShardServers):
         connection: Connection,
         address: ServerAddress,
         at_least: EventToken | None,
-        required: Required | None = None,
+        required: EventToken | None,
+        rows: Sequence[KeyedRows],
     ) -> ShardSnapshot:
-        shown = None if required is None else required.token
-        token, server = self._read_start(connection, address, at_least, shown)
-        if token is not None and required is not None and self._may_lock(address, token, required.token):
-            token = self._lock_rows(connection, server, required.rows, token)
+        token, server = self._read_start(connection, address, at_least, required)
+        if token is not None and required is not None and rows and self._may_lock(address, token, required):
+            token = self._lock_rows(connection, server, rows, token)
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
         return ShardSnapshot(connection, address, token, server)
@@ -260,9 +255,10 @@ class ShardDatabase(ShardServers):
         at_least: EventToken | None = None,
         order: str = "",
         required: EventToken | None = None,
+        servers: Servers | None = None,
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same server. ``at_least``: commits that
-        the rows have; ``required``: see `run_showing`.
+        the rows have; ``required`` and ``servers``: see `run_showing`.
 
         ``table``, ``condition`` and ``order``, which follows it, are SQL. The table has a primary key. One statement
         returns the server's name and the rows, and has an answer even without rows.
@@ -279,7 +275,7 @@ class ShardDatabase(ShardServers):
                 names, answers = self._select(connection, table, condition, order, lock, params)
                 token = logged
             except pymysql.MySQLError as error:
-                if not lock or error.args[0] not in _BUSY:
+                if not lock or error.args[0] not in BUSY:
                     raise
                 names, answers = self._select(connection, table, condition, order, "", params)
             # Without a row, all is NULL; a primary key never is otherwise.
@@ -295,7 +291,7 @@ class ShardDatabase(ShardServers):
                 raise behind(address)
             return rows, shown
 
-        return self.run_showing(required, read)
+        return self.run_showing(required, read, servers)
 
     def _select(
         self, connection: Connection, table: str, condition: str, order: str, lock: str, params: Sequence[Any]
@@ -331,7 +327,7 @@ class ShardDatabase(ShardServers):
         primary = self._shard.primary
         if required is None or token is None or address == primary or covers(token, required):
             return token, server
-        if IS_LAST.get() and (self._choice.is_avoided(primary) or not self._access.permit_primary()):
+        if IS_LAST.get() and not self.is_permitted():
             return token, server
         raise behind(address)
 
@@ -343,21 +339,14 @@ class ShardDatabase(ShardServers):
     def _read_log(
         self, connection: Connection, server: str, tables: Sequence[str], token: EventToken
     ) -> tuple[EventToken, str]:
-        """The token at the end of the log, and the clause by which a SELECT shows that much of its rows.
-
-        MariaDB logs a transaction before it shows it. Until then the transaction holds the locks of its rows, so a
-        read that gets them shows everything of these rows that was in the log before. InnoDB alone locks so.
-        """
+        """The token at the end of the log, and the clause by which a SELECT shows that much of its rows."""
         question, name = self._new_question()
-        logged_sql = _LOGGED.format(", ".join(["%s"] * len(tables)))
-        names = [table.strip("`").replace("``", "`") for table in tables]
-        _, [(answering, logged, count)] = self._ask(
-            connection, question, f"SELECT {name}, {logged_sql}", names
-        )
+        sql, names = log_sql(tables)
+        _, [(answering, logged, count)] = self._ask(connection, question, f"SELECT {name}, {sql}", names)
         if answering != server or count != len(tables):
             return token, ""
         position = token.position.union(parse_position(self._flavor, str(logged or "")))
-        return replace(token, position=position), _LOCK
+        return replace(token, position=position), LOCK
 
     def _lock_rows(
         self, connection: Connection, server: str, rows: Sequence[KeyedRows], token: EventToken
@@ -373,7 +362,7 @@ class ShardDatabase(ShardServers):
             try:
                 _, [(answering, _)] = self._ask(connection, question, sql, params)
             except pymysql.MySQLError as error:
-                if error.args[0] not in _BUSY:
+                if error.args[0] not in BUSY:
                     raise
                 return token
             if answering != server:

@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 
 from appclient.connection.query import LoaderConnection, LoaderError, QueryResult, Row, run_loader, unwrap
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
+from appclient.database.required import NOTHING_REQUIRED, Required, Servers
 from appclient.database.servers import DEFAULTS, ServerAccess, close_open
-from appclient.database.shard import Required, ShardDatabase
+from appclient.database.shard import ShardDatabase
+from freshness.algorithm.lookup import ReadServer
+from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
@@ -55,7 +58,8 @@ class VitessShardDatabase(ShardDatabase):
         self,
         load: Callable[[LoaderConnection], Result],
         at_least: EventToken | None = None,
-        required: Required | None = None,
+        required: Required = NOTHING_REQUIRED,
+        servers: Servers | None = None,
     ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one transaction on one tablet, with the token that was read before it.
 
@@ -72,10 +76,9 @@ class VitessShardDatabase(ShardDatabase):
                 on_one_tablet(connection, self._target) as tablet,
                 enclosed_by(self.lineage, tablet.token, at_least),
             ):
-                lacks = (
-                    required is not None
-                    and tablet.token is not None
-                    and not covers(tablet.token, required.token)
+                shown = required.token
+                lacks = shown is LATEST or (
+                    shown is not None and tablet.token is not None and not covers(tablet.token, shown)
                 )
                 if lacks and of_primary is not None and of_primary.is_permitted():
                     return None
@@ -90,18 +93,20 @@ class VitessShardDatabase(ShardDatabase):
         if answer is None:
             assert of_primary is not None
             try:
-                return of_primary.snapshot(load, at_least)
+                return of_primary.snapshot(load, at_least, servers=servers)
             except (QueryTimedOut, ConnectionsExhausted):
                 raise
             except SourceUnavailable as error:
                 log.debug("%s is read without what the cache requires: %s", self.lineage, error)
-            return self.snapshot(load, at_least)
+            return self.snapshot(load, at_least, servers=servers)
         result, token = answer
         loaded = unwrap(result)
+        if servers is not None:
+            servers[self.lineage] = self.describe(self._shard.primary)
         if at_least is None or (token is not None and covers(token, at_least)):
             return loaded, token
         if self._of_primary is not None:
-            return self._of_primary.snapshot(load, at_least)
+            return self._of_primary.snapshot(load, at_least, servers=servers)
         if token is not None and is_of_the_past(at_least, token):
             return loaded, token
         raise behind(self._shard.primary)
@@ -114,15 +119,16 @@ class VitessShardDatabase(ShardDatabase):
         at_least: EventToken | None = None,
         order: str = "",
         required: EventToken | None = None,
+        servers: Servers | None = None,
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same tablet."""
         sql = f"SELECT * FROM {table} WHERE {condition}{order}"
-        wanted = None if required is None else Required(required)
-        return self.snapshot(lambda connection: connection.query(sql, params), at_least, wanted)
+        wanted = Required(required)
+        return self.snapshot(lambda connection: connection.query(sql, params), at_least, wanted, servers)
 
-    def is_permitted(self) -> bool:
-        """Whether one more read may go to these tablets, because others lack what its rows must show."""
-        return not self._choice.is_avoided(self._shard.primary) and self._access.permit_primary()
+    def describe(self, address: ServerAddress) -> ReadServer:
+        """See `ShardServers.describe`: vtgate, and whether its tablet is the primary one."""
+        return replace(super().describe(address), is_primary=self._of_primary is None)
 
     def read_head(self) -> EventToken:
         """See `ShardDatabase.read_head`; of the primary tablet."""

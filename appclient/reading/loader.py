@@ -13,9 +13,9 @@ from typing import Any, Final
 from appclient.connection.own import OwnDatabase
 from appclient.connection.query import LoaderConnection, Row
 from appclient.database.database import Database
-from appclient.database.shard import KeyedRows, Required
-from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.request import NO_TOKENS
+from appclient.database.required import KeyedRows, Required
+from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
+from freshness.algorithm.request import LATEST, NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, order_rows, quote_name
 from freshness.errors import ConfigError
@@ -86,17 +86,20 @@ class ObjectLoader:
 
     def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """The rows of lookups that all read the same shards. If a replica does not show some of many as they must be,
-        these alone are read once more."""
+        these alone are read once more, together with those that the primary is to be read for."""
         if len(lookups) == 1:
             return self._read_rows(lookups, at_least, lookups[0].required)
-        loaded = self._read_rows(lookups, at_least, NO_TOKENS)
-        behind = [place for place, lookup in enumerate(lookups) if not _shows(loaded[place], lookup.required)]
+        known = [place for place, lookup in enumerate(lookups) if LATEST not in lookup.required.values()]
+        rows = self._read_rows([lookups[place] for place in known], at_least, NO_TOKENS) if known else []
+        loaded = {
+            place: one for place, one in zip(known, rows, strict=True) if _shows(one, lookups[place].required)
+        }
+        behind = [place for place in range(len(lookups)) if place not in loaded]
         if behind:
             again = [lookups[place] for place in behind]
             required = join_required(again)
-            for place, one in zip(behind, self._read_rows(again, at_least, required), strict=True):
-                loaded[place] = one
-        return loaded
+            loaded.update(zip(behind, self._read_rows(again, at_least, required), strict=True))
+        return [loaded[place] for place in range(len(lookups))]
 
     def _read_rows(
         self,
@@ -107,40 +110,46 @@ class ObjectLoader:
         statement = self._keyed_rows(lookups, str(self._definition.config.table))
         rows: list[Row] = []
         tokens: dict[str, EventToken] = {}
+        servers: dict[str, ReadServer] = {}
         lineages = lookups[0].policy.lineages
         for lineage in lineages:
             shard = self._database.shards[lineage]
-            found, token = shard.rows_with_token(*statement, at_least.get(lineage), "", required.get(lineage))
+            asked, wanted = at_least.get(lineage), required.get(lineage)
+            found, token = shard.rows_with_token(*statement, asked, "", wanted, servers)
             rows += found
             if token is not None:
                 tokens[lineage] = token
-        has_tokens = len(tokens) == len(lineages)
         if len(lookups) == 1 and len(rows) == 1:
-            return [self._loaded(lookups[0], rows[0], tokens, has_tokens)]
+            return [self._loaded(lookups[0], rows[0], tokens, servers)]
         identities = [self._identity(row) for row in rows]
         if not {lookup.identity for lookup in lookups}.issuperset(identities):
             # A row under a key that nobody asked for: only the database knows which of them it takes for equal.
             if len(lookups) > 1:
                 return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
-            return [Loaded(rows[0], tokens, ReadOutcome.KEY)]
+            return [Loaded(rows[0], tokens, ReadOutcome.KEY, servers)]
         by_identity: dict[bytes, Row] = {}
         doubled: set[bytes] = set()
         for identity, row in zip(identities, rows, strict=True):
             if by_identity.setdefault(identity, row) is not row:
                 doubled.add(identity)  # in two shards: the row is moving between them
         return [
-            Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY)
+            Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY, servers)
             if lookup.identity in doubled
-            else self._loaded(lookup, by_identity.get(lookup.identity), tokens, has_tokens)
+            else self._loaded(lookup, by_identity.get(lookup.identity), tokens, servers)
             for lookup in lookups
         ]
 
     def _loaded(
-        self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken], has_tokens: bool
+        self,
+        lookup: Lookup,
+        row: Row | None,
+        tokens: Mapping[str, EventToken],
+        servers: Mapping[str, ReadServer],
     ) -> Loaded:
         if row is None or self._identity(row) == lookup.identity:
-            return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN)
-        return Loaded(row, tokens, ReadOutcome.KEY)
+            has_tokens = len(tokens) == len(lookup.policy.lineages)
+            return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN, servers)
+        return Loaded(row, tokens, ReadOutcome.KEY, servers)
 
     def _keyed_rows(self, lookups: Sequence[Lookup], table: str) -> KeyedRows:
         columns = [column.name for column in self._definition.columns_by_table[table]]
@@ -158,17 +167,16 @@ class ObjectLoader:
         """One statement is one snapshot. Every row must have the very key, as its changes name it."""
         (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
         order = order_rows(self._definition.order, self._definition.config.limit)
-        shard, statement = (
-            self._database.shards[lineage],
-            self._keyed_rows([lookup], str(self._definition.config.table)),
-        )
+        shard = self._database.shards[lineage]
+        rows_of = self._keyed_rows([lookup], str(self._definition.config.table))
+        servers: dict[str, ReadServer] = {}
         rows, token = shard.rows_with_token(
-            *statement, at_least.get(lineage), order, lookup.required.get(lineage)
+            *rows_of, at_least.get(lineage), order, lookup.required.get(lineage), servers
         )
         tokens = {} if token is None else {lineage: token}
         if any(self._identity(row) != lookup.identity for row in rows):
-            return Loaded(rows, tokens, ReadOutcome.KEY)
-        return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None)
+            return Loaded(rows, tokens, ReadOutcome.KEY, servers)
+        return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None, servers)
 
     # -- composites ----------------------------------------------------------------------------------------
 
@@ -187,8 +195,10 @@ class ObjectLoader:
         lineages = lookup.policy.lineages
         rows = [self._keyed_rows([lookup], table) for table in self._definition.columns_by_table]
         required = {lineage: Required(token, rows) for lineage, token in lookup.required.items()}
-        value, found = self._database.snapshot(lineages, build, at_least, required)
+        servers: dict[str, ReadServer] = {}
+        value, found = self._database.snapshot(lineages, build, at_least, required, servers)
         tokens = {token.lineage: token for token in found if token is not None}
         # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))
-        return Loaded(plain, tokens, None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN)
+        refusal = None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN
+        return Loaded(plain, tokens, refusal, servers)

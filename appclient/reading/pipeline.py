@@ -34,7 +34,7 @@ from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.state import Demand, Pending, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config
@@ -174,18 +174,17 @@ class Pipeline:
             tell=(lambda lookup, result: None) if observer is None else observer.compare_shadow,
         )
 
-    def decode(
-        self, lookup: Lookup, read: Read, demand: Demand
-    ) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
-        """(value, outcome, tokens): decoded, or from the database if the cached bytes do not decode."""
+    def decode(self, lookup: Lookup, read: Read, demand: Demand) -> Read:
+        """With the value in the place of the payload; from the database if the cached bytes do not decode."""
         if read.payload is None:
-            return read.value, read.outcome, read.tokens
+            return read
         try:
-            return decode_value(read.payload), read.outcome, read.tokens
+            return Read(read.outcome, None, decode_value(read.payload), read.tokens)
         except FormatError:
-            (loaded,) = self.load_within_limits([lookup], demand.at_least)
+            asked = Pending(lookup).ask(self._config.cache.on_unknown)
+            (loaded,) = self.load_within_limits([asked], demand.at_least)
             self.refusals.note([lookup], [Read(ReadOutcome.FOREIGN)])
-            return loaded.value, ReadOutcome.FOREIGN, loaded.tokens
+            return Read(ReadOutcome.FOREIGN, None, loaded.value, loaded.tokens, servers=loaded.servers)
 
     def _open_guarded(self, name: str) -> CacheNode:
         node = self._open_node(self._config.cache.access, name)
@@ -206,6 +205,7 @@ class Pipeline:
             fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
             fill_wait_seconds=settings.fill_wait_ms / 1000,
             on_stale=settings.on_stale,
+            on_unknown=settings.on_unknown,
             sightings=Sightings(clock, _now_us, settings.max_staleness_seconds, settings.clock_skew_seconds),
             witness=self.recorder,
             recall=self.copies.recall,

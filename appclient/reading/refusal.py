@@ -21,18 +21,20 @@ LOG_SECONDS: Final = 60.0
 """There is at most one line for a cause and an object in this time."""
 
 _FILES = "application and invalidator run with different files: give both the same one"
-_REPLICAS = (
-    "replicas lag, and the primary is not read in their place: `cache.primary_reads_per_second` is reached, or 0, or "
-    "the primary is down. If they do not lag: a position that no server reaches (an errant GTID). Many with little "
-    "lag and many writes: false sharing, raise `cache.stripes`"
+_PRIMARY = (
+    "the primary was read, and is not known to show it: on MariaDB, a row that a writer holds, or a composite that "
+    "is read soon after a change. Otherwise a position that no server reaches (an errant GTID)"
 )
 
 REMEDIES: Final[dict[ReadOutcome, str]] = {
     ReadOutcome.NO_RECORD: "no invalidator runs, or it is catching up: see its log",
     ReadOutcome.CLOSED: "no invalidator runs, or it is catching up: see its log",
-    ReadOutcome.FLOOR: _REPLICAS,
-    ReadOutcome.STRIPE: _REPLICAS,
-    ReadOutcome.TABLE_FLOOR: "replicas lag behind a statement that changed the whole table, such as DDL",
+    ReadOutcome.BOUNDED: "replicas lag, and the primary is not read in their place: `cache.primary_reads_per_second` "
+    "is reached, or 0, or the primary is down. Many with little lag and many writes: false sharing, raise "
+    "`cache.stripes`",
+    ReadOutcome.FLOOR: _PRIMARY,
+    ReadOutcome.STRIPE: _PRIMARY,
+    ReadOutcome.TABLE_FLOOR: _PRIMARY,
     ReadOutcome.CLOCK: "the clock of a node stood still or was set back (a machine that was suspended), or the wall "
     "clocks of the application's and the invalidator's machines differ by more than `cache.clock_skew_seconds`",
     ReadOutcome.STRIPE_ABSENT: "a life has just begun; or the node evicts stripes: give it more memory, or lower "

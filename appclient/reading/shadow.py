@@ -88,7 +88,7 @@ class ShadowReads:
                 lookup.item.decode("ascii", "backslashreplace"),
             )
         self.tell(lookup, result)
-        return Read(hit.outcome, None, loaded.value, loaded.tokens)
+        return Read(hit.outcome, None, loaded.value, loaded.tokens, servers=loaded.servers)
 
     def _explain(self, lookup: Lookup, payload: bytes | None, cached: bytes | None) -> ShadowResult:
         first = self._find_live(lookup, *self.look(lookup))

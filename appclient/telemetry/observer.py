@@ -23,9 +23,8 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import Demand, Read
 from freshness.config.config import Config
 from freshness.config.server import ServerAddress
-from freshness.errors import FormatError, FreshnessError
+from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
-from freshness.values.codec import decode_value
 
 now_seconds: Final = time.perf_counter
 
@@ -35,7 +34,7 @@ NOT_REFUSED: Final = frozenset(
 """Every other outcome is a fill that was refused."""
 
 Answer = Callable[[Sequence[Lookup], Demand, Any], list[Read]]
-Decode = Callable[[Lookup, Read, Demand], tuple[Any, ReadOutcome, Mapping[str, EventToken]]]
+Decode = Callable[[Lookup, Read, Demand], Read]
 Load = Callable[[Sequence[Lookup], Mapping[str, EventToken]], list[Loaded]]
 
 
@@ -115,8 +114,8 @@ class Observer:
         """A reader was given the value of another reader's load."""
 
     def need_primary(self, is_permitted: bool) -> None:
-        """The replicas lack what the rows of a miss must show. ``is_permitted``: the primary is read, within
-        ``primary_reads_per_second``."""
+        """The replicas lack what the rows of a miss must show, or may lack it. ``is_permitted``: the primary is read,
+        within ``primary_reads_per_second``."""
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""
@@ -202,13 +201,8 @@ def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer
         try:
             reads = answer(lookups, demand, connection)
             for place, read in enumerate(reads):
-                if read.payload is None:
-                    continue
-                try:
-                    reads[place] = Read(read.outcome, None, decode_value(read.payload), read.tokens)
-                except FormatError:
-                    value, outcome, tokens = decode(lookups[place], read, demand)
-                    reads[place] = Read(outcome, None, value, tokens)
+                if read.payload is not None:
+                    reads[place] = decode(lookups[place], read, demand)
         except BaseException as error:
             observer.fail_read(begun, lookups, error, now_seconds() - began_at)
             raise

@@ -113,7 +113,7 @@ class _Metrics:
         self.primary_reads = counts(
             "primary.reads",
             "{read}",
-            "Misses whose rows the replicas lacked, by result.",
+            "Misses that the replicas could not answer, or may not (on_unknown), by result.",
             "freshness.primary.result",
         )
         self.shadow_reads = counts(
@@ -195,6 +195,9 @@ class _OpenTelemetryObserver(Observer):
             span.set_attribute("freshness.hit", is_hit)
             span.set_attribute("freshness.outcome", ",".join(sorted(outcomes)))
             span.set_attribute("freshness.node", ",".join(sorted({lookup.node for lookup in lookups})))
+            roles = {server.role for read in reads for server in read.servers.values()}
+            if roles:
+                span.set_attribute("freshness.server.role", ",".join(sorted(roles)))
         self._end(begun)
         for outcome, count in outcomes.items():
             self._metrics.reads.add(count, namespace, name, outcome)

@@ -134,7 +134,8 @@ class _Metrics:
         "Keys whose reader was given the value of another reader's load.", "object"
     )
     primary_reads: Counter = _counter(
-        "Misses whose rows the replicas lacked. result: read from the primary, or bounded and read from a replica.",
+        "Misses that the replicas could not answer, or may not (on_unknown). result: read from the primary, or "
+        "bounded and read from a replica.",
         "result",
     )
     shadow_reads: Counter = _counter(

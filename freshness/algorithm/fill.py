@@ -13,7 +13,6 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from freshness.algorithm.envelope import (
@@ -79,10 +78,7 @@ def load_and_fill(
     context: ReadContext, missing: Sequence[Pending], at_least: Mapping[str, EventToken]
 ) -> Procedure[None]:
     yield from _fetch_guards(context, [entry for entry in missing if not _is_unknown(entry)])
-    lookups = tuple(
-        replace(entry.lookup, required=entry.required) if entry.required else entry.lookup
-        for entry in missing
-    )
+    lookups = tuple(entry.ask(context.on_unknown) for entry in missing)
     try:
         loaded: Sequence[Loaded] = yield Load(lookups, at_least)
     except Exception:
@@ -107,10 +103,14 @@ def load_and_fill(
     yield from _fill(context, fills)
     yield from _drop_stubs(context, [entry for entry, _, _ in refused])
     for entry, state, row in refused:
-        is_shown = entry.is_shown(row)
-        entry.state = Read(state.outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
+        outcome = ReadOutcome.BOUNDED if entry.is_bounded(row) else state.outcome
+        entry.state = _answer(entry, outcome, row)
         if context.witness is not None:
-            tell_refusal(context.witness, entry.lookup, state.outcome, row)
+            tell_refusal(context.witness, entry.lookup, outcome, row)
+
+
+def _answer(entry: Pending, outcome: ReadOutcome, row: Loaded) -> Read:
+    return Read(outcome, None, row.value, row.tokens, entry.is_shown(row), row.servers)
 
 
 _UNKNOWN: Final = frozenset(
@@ -268,8 +268,7 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            is_shown = fill.entry.is_shown(row)
-            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens, shows_required=is_shown)
+            fill.entry.state = _answer(fill.entry, outcome, row)
             if witness is not None:
                 attempt = Attempt(fill.payload, cas, reply, sent_us)
                 tell_fill(witness, lookup, outcome, fill.guarded.records, row.tokens, attempt)

@@ -18,11 +18,15 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
-from freshness.position import Position
+from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
+from freshness.position.varint import NUMBER_MAX
 from freshness.value import value
 
 NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
+
+LATEST: Final = EventToken("-", "-", NUMBER_MAX, 0, MysqlGtidSet())
+"""In the place of what a row must show, which the node does not say: the primary is to be read."""
 
 Version: TypeAlias = int
 """memcached's CAS unique of an item (or what a backend has in its place). Only equality means anything."""

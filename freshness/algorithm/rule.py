@@ -23,6 +23,9 @@ class ReadOutcome(Enum):
     STALE_SERVED = "an old value that the configuration allows: on_stale, stale_while_revalidate_seconds"
     FILLED = "filled"
     LOST_RACE = "invalidated while it was read"
+    BOUNDED = (
+        "perhaps an old value: the replica lacks an acknowledged change, and the primary may not be asked"
+    )
     STRIPE = "the replica lacks a recent invalidation of this key, or of one that shares its stripe"
     STRIPE_ABSENT = "the stripe of this key is missing; an invalidator puts it back"
     FLOOR = "the replica is behind the node's floor"

@@ -6,14 +6,14 @@ Used by ``freshness.algorithm.read`` and the modules of its steps, ``shortway``,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import chain
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key
-from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.request import NO_TOKENS, Flows, Get, Procedure, Request, Version
+from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
+from freshness.algorithm.request import LATEST, NO_TOKENS, Flows, Get, Procedure, Request, Version
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
@@ -32,6 +32,7 @@ class Read:
 
     ``shows_required``: the value from the database has every invalidation of the key that the node had acknowledged
     before the read began (I10). False: the node did not say which, or no server that was read is known to show them.
+    ``servers``: the servers that it was read from, by lineage.
     """
 
     outcome: ReadOutcome
@@ -39,6 +40,7 @@ class Read:
     value: Any = None
     tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
     shows_required: bool = False
+    servers: Mapping[str, ReadServer] = field(default_factory=lambda: NO_SERVERS)
 
     @property
     def is_hit(self) -> bool:
@@ -72,8 +74,9 @@ class ReadContext:
 
     ``lineages``: lineages of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
-    into bytes. ``recall`` finds what may be served while another reader fills. A value of more than ``part_bytes`` is
-    stored in parts, one of more than ``value_bytes_max`` not at all. Not shared between threads.
+    into bytes. ``recall`` finds what may be served while another reader fills. ``on_unknown``: the server to read if
+    the node does not say what a row must show. A value of more than ``part_bytes`` is stored in parts, one of more
+    than ``value_bytes_max`` not at all. Not shared between threads.
     """
 
     namespace: str
@@ -89,6 +92,7 @@ class ReadContext:
     sightings: Sightings
     witness: Witness | None = None
     recall: Callable[[Lookup], Read | None] = lambda _: None
+    on_unknown: Literal["replica", "primary"] = "replica"
     part_bytes: int = PART_BYTES
     value_bytes_max: int = STORED_BYTES_MAX
     views: dict[str, NodeView] = field(default_factory=dict)
@@ -187,13 +191,14 @@ class Guarded:
 
 class Pending:
     """A lookup and its state; None before the first answer. ``required``: answer of `find_required` to step 2, None
-    if the node has not given it."""
+    if the node has not given it. ``asked``: answer of `ask`, by lineage."""
 
-    __slots__ = ("lookup", "required", "state")
+    __slots__ = ("asked", "lookup", "required", "state")
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
         self.required: Mapping[str, EventToken] | None = None
+        self.asked: Mapping[str, EventToken] = NO_TOKENS
         self.state: Read | Unstored | Parted | Stub | Guarded | None = None
 
     @property
@@ -201,17 +206,37 @@ class Pending:
         return isinstance(self.state, Stub) and self.state.is_leased
 
     def is_shown(self, row: Loaded) -> bool:
-        """Whether the value has all that is required of it. A row of another spelling has another stripe."""
+        """Whether the value has all that is required of it."""
         required, tokens = self.required, row.tokens
-        is_own = row.refusal is not ReadOutcome.KEY and (row.value is not None or self.lookup.is_exact)
         return (
             required is not None
-            and is_own
+            and self._is_own(row)
             and all(
                 lineage in required and lineage in tokens and covers(tokens[lineage], required[lineage])
                 for lineage in self.lookup.policy.lineages
             )
         )
+
+    def ask(self, on_unknown: Literal["replica", "primary"]) -> Lookup:
+        """The lookup with what its rows must show."""
+        self.asked = self.required or NO_TOKENS
+        if on_unknown == "primary":
+            self.asked = {**dict.fromkeys(self.lookup.policy.lineages, LATEST), **self.asked}
+        return replace(self.lookup, required=self.asked) if self.asked else self.lookup
+
+    def is_bounded(self, row: Loaded) -> bool:
+        """Whether a replica was read that lacks what was asked for, and not the primary."""
+        return self._is_own(row) and any(
+            not server.is_primary and self._lacks(row, lineage) for lineage, server in row.servers.items()
+        )
+
+    def _lacks(self, row: Loaded, lineage: str) -> bool:
+        asked, token = self.asked.get(lineage), row.tokens.get(lineage)
+        return asked is LATEST or (asked is not None and token is not None and not covers(token, asked))
+
+    def _is_own(self, row: Loaded) -> bool:
+        """A row of another spelling has another stripe."""
+        return row.refusal is not ReadOutcome.KEY and (row.value is not None or self.lookup.is_exact)
 
     @property
     def own_stub(self) -> Version | None:

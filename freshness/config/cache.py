@@ -107,10 +107,15 @@ class CacheConfig:
         bounds=(0, 60_000),
     )
     primary_reads_per_second: float = setting(
-        "Reads of primaries by a process, because the replicas lack what the cache says the rows must show. "
-        "Beyond it, and with 0, such a read is of a replica, and is not stored.",
+        "Reads of primaries by a process, because the replicas lack what the cache says the rows must show, and "
+        "those of on_unknown. Beyond it, and with 0, such a read is of a replica, and is not stored.",
         100.0,
         bounds=(0, 1_000_000),
+    )
+    on_unknown: Literal["replica", "primary"] = setting(
+        "The server for a miss if the node does not say what its rows must show: it is down or closed, or does not "
+        'cover the object. "primary" is bounded by primary_reads_per_second.',
+        "replica",
     )
     overload_wait_ms: int = setting(
         "How long a read waits where database_reads_per_second of its object is reached.",

@@ -100,6 +100,20 @@ def test_of_many_keys_those_that_the_replica_lacks_are_new(system: System) -> No
         assert {key: row["v"] for key, row in found.items()} == {key: int(key in (1, 3)) for key in KEYS}
 
 
+def test_each_answer_names_its_server(system: System) -> None:
+    system.execute("UPDATE customers SET v = 1 WHERE id IN (1, 3)")
+    system.wait_covered()
+    pair = system.pair
+    with closing(open_cache(system)) as cache:
+        found: dict[int, Explanation] = cache.get_many("customer", list(KEYS), explain=True)
+        named = {key: str(server) for key, each in found.items() for server in each.servers.values()}
+        primary, replica = f"primary 127.0.0.1:{pair.primary.port}", f"replica 127.0.0.1:{pair.replica.port}"
+        assert named == {key: primary if key in (1, 3) else replica for key in KEYS}
+        assert {each.outcome for each in found.values()} == {ReadOutcome.FILLED}
+        hit: Explanation = cache.get("customer", 1, explain=True)
+        assert (hit.outcome, hit.servers) == (ReadOutcome.HIT, {})
+
+
 def test_a_composite_is_new_and_stored(system: System) -> None:
     system.execute("UPDATE customers SET v = 1 WHERE id = 1")
     system.wait_covered()
@@ -113,7 +127,26 @@ def test_with_a_bound_of_0_the_primary_is_not_read(system: System) -> None:
     system.wait_covered()
     with closing(open_cache(system, primary_reads_per_second=0)) as cache:
         value, outcome = read(cache, "customer", 1)
-        assert (value["v"], outcome) == (0, ReadOutcome.STRIPE)
+        assert (value["v"], outcome) == (0, ReadOutcome.BOUNDED)
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_unknown": '"primary"'}], ids=["replica", "primary"])
+def test_while_a_node_is_down_the_setting_decides_over_the_server(
+    settings: dict[str, Any], system: System
+) -> None:
+    system.execute("UPDATE customers SET v = 1")
+    system.wait_covered()
+    for node in system.nodes:
+        node.kill()
+    is_primary = bool(settings)
+    with closing(open_cache(system, **settings)) as cache:
+        found: dict[int, Explanation] = cache.get_many("customer", list(KEYS), explain=True)
+        for each in (cache.get("customer", 1, explain=True), *found.values()):
+            assert each.outcome is ReadOutcome.NODE_DOWN
+            assert (each.value["v"], each.servers["shop/-"].is_primary) == (int(is_primary), is_primary)
+    with closing(open_cache(system, primary_reads_per_second=0)) as cache:
+        value, outcome = read(cache, "customer", 1)
+        assert (value["v"], outcome) == (0, ReadOutcome.BOUNDED if is_primary else ReadOutcome.NODE_DOWN)
 
 
 def test_hits_go_on_and_misses_are_of_the_primary_up_to_the_bound(system: System) -> None:
@@ -139,7 +172,7 @@ def test_hits_go_on_and_misses_are_of_the_primary_up_to_the_bound(system: System
         assert reads.permitted == [True, False, False, False]
         assert {key: (value["v"], outcome) for key, (value, outcome) in answers.items()} == {
             1: (4, ReadOutcome.FILLED),
-            **dict.fromkeys([3, 5, 7], (0, ReadOutcome.STRIPE)),
+            **dict.fromkeys([3, 5, 7], (0, ReadOutcome.BOUNDED)),
             **dict.fromkeys(others, (0, ReadOutcome.HIT)),
         }
         assert system.find_stale("customer", KEYS) == (len(others) + 1, [])

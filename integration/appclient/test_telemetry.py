@@ -313,6 +313,7 @@ def test_a_read_has_a_span_and_its_load_a_child(system: System, opening: Opening
             "freshness.outcome": "FILLED",
             "freshness.node": system.subject("customer", 7).node,
             "freshness.server": f"127.0.0.1:{replica}",
+            "freshness.server.role": "replica",
         }
         assert dict(load.attributes or {}) == {
             "freshness.namespace": system.namespace,

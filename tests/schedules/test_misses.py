@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from appclient.database.shard import KeyedRows, Required
+from appclient.database.required import KeyedRows, Required
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import NodeRecord, Stripe
-from freshness.algorithm.lookup import Loaded
-from freshness.algorithm.request import Delete, Load
+from freshness.algorithm.lookup import Loaded, ReadServer
+from freshness.algorithm.request import LATEST, Delete, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
 from freshness.algorithm.state import Pending
 from freshness.errors import SourceUnsuitable
@@ -174,12 +174,25 @@ def read_row(
     monkeypatch: pytest.MonkeyPatch, primary: Server, *replicas: Server, permits: bool = True
 ) -> Any:
     """(version, position) of the row that must show transaction 5."""
+    row, token, _ = ask_row(monkeypatch, primary, *replicas, permits=permits)
+    return row["version"], str(token.position)
+
+
+def ask_row(
+    monkeypatch: pytest.MonkeyPatch,
+    primary: Server,
+    *replicas: Server,
+    permits: bool = True,
+    required: EventToken | None = None,
+) -> tuple[Any, EventToken, str]:
+    """The same, or of the row that must show ``required``, with the server that is said to have answered."""
     database = open_shard(monkeypatch, primary, *replicas)
     database._access = replace(database._access, permit_primary=lambda: permits)
-    required = commit(5, primary.flavor)
-    [row], token = database.rows_with_token(*ROWS, None, "", required)
+    required = required or commit(5, primary.flavor)
+    servers: dict[str, ReadServer] = {}
+    [row], token = database.rows_with_token(*ROWS, None, "", required, servers)
     assert token is not None
-    return row["version"], str(token.position)
+    return row, token, str(servers[LINEAGE])
 
 
 def test_a_replica_that_shows_what_the_row_must_contain_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +213,69 @@ def test_above_the_bound_the_last_replica_is_read(monkeypatch: pytest.MonkeyPatc
 
 def test_without_the_primary_a_replica_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_row(monkeypatch, Server(9, is_down=True), Server(4))[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("replica", "is_down", "permits", "server"),
+    [
+        (6, False, True, "replica replica1:3306"),
+        (4, False, True, "primary primary:3306"),
+        (4, False, False, "replica replica1:3306"),
+        (4, True, True, "replica replica0:3306"),
+    ],
+    ids=["shows it", "lacks it", "bounded", "no primary"],
+)
+def test_a_read_says_which_server_answered(
+    replica: int, is_down: bool, permits: bool, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary = Server(9, is_down=is_down)
+    assert ask_row(monkeypatch, primary, Server(4), Server(replica), permits=permits)[2] == server
+
+
+@pytest.mark.parametrize(
+    ("is_down", "permits", "server"),
+    [
+        (False, True, "primary primary:3306"),
+        (False, False, "replica replica0:3306"),
+        (True, True, "replica replica0:3306"),
+    ],
+    ids=["permitted", "bounded", "no primary"],
+)
+def test_if_nothing_is_known_the_primary_is_read_at_once(
+    is_down: bool, permits: bool, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary, replica = Server(9, is_down=is_down), Server(99)
+    asked = ask_row(monkeypatch, primary, replica, Server(99), permits=permits, required=LATEST)
+    assert asked[2] == server
+    assert bool(replica.asked) == (server != "primary primary:3306")
+
+
+def test_without_replicas_nothing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def permit() -> bool:
+        raise AssertionError("the read is of the primary anyway")
+
+    database = open_shard(monkeypatch, Server(9))
+    database._access = replace(database._access, permit_primary=permit)
+    assert database.rows_with_token(*ROWS, None, "", LATEST)[0][0]["version"] == 9
+
+
+def test_while_the_primary_is_down_the_last_replica_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the primary was to be read first."""
+    late, last = Server(4), Server(4, arrives=5)
+    database = open_shard(monkeypatch, Server(9, is_down=True), late, last)
+    [row], _ = database.rows_with_token(*ROWS, commit(5), "", LATEST)
+    assert (row["version"], "wait" in late.asked) == (5, False)
+
+
+def test_a_snapshot_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    database = open_shard(monkeypatch, Server(9), Server(4))
+    for read in (
+        lambda servers: database.snapshot(lambda _: None, None, Required(commit(5)), servers),
+        lambda servers: database.begin_snapshot(None, Required(commit(5)), servers),
+    ):
+        servers: dict[str, ReadServer] = {}
+        read(servers)
+        assert servers == {LINEAGE: ReadServer("primary:3306", is_primary=True)}
 
 
 def test_a_primary_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from freshness.algorithm.envelope import (
     stripe_number,
 )
 from freshness.algorithm.hit import look_up
-from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.algorithm.read import read_through
 from freshness.algorithm.request import (
@@ -407,7 +407,7 @@ class Run(Generic[Result]):
 
     def _loaded(self, lookup: Lookup, value: list[int] | None) -> Loaded:
         tokens = {name: token for name, token in self._tokens.items() if name in lookup.policy.lineages}
-        return Loaded(value, tokens, self.world.loader_refusal)
+        return Loaded(value, tokens, self.world.loader_refusal, self.world.servers)
 
     def _value(self, lineage: str, lookup: Lookup) -> list[int]:
         return self.replicas[lineage].value(lookup)
@@ -483,6 +483,7 @@ class World:
         self.absent: set[bytes] = set()
         self.places: dict[bytes, str] = {}
         self.loader_refusal: ReadOutcome | None = None
+        self.servers: Mapping[str, ReadServer] = NO_SERVERS
         self.is_primary_down = False
         self.primary_error: Exception = NodeUnavailable("replaced by tests")
         self.max_staleness_seconds: float = MAX_STALENESS_SECONDS

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 from appclient import Cache
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
-from freshness.algorithm.lookup import Loaded
-from freshness.algorithm.request import Get, Reply, Request
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.request import LATEST, Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import NO_DEMAND, Read
 from freshness.config.access import NodeAccess
@@ -24,6 +24,7 @@ from freshness.config.config import load_config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.position.token import EventToken
 
 CONFIG = """[cache]
 nodes = ["127.0.0.1:21"]
@@ -280,8 +281,30 @@ def test_an_entry_whose_value_does_not_decode_is_read_from_the_database(
     row = {"id": 1, "name": "Ada"}
     monkeypatch.setattr(cache.lookups.loaders["customer"], "load", lambda *_: [Loaded(row, {}, None)])
     broken = Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
-    value, outcome, _ = cache._pipeline.decode(cache.lookups.find("customer", 1), broken, NO_DEMAND)
-    assert (value, outcome) == (row, ReadOutcome.FOREIGN)
+    read = cache._pipeline.decode(cache.lookups.find("customer", 1), broken, NO_DEMAND)
+    assert (read.value, read.outcome) == (row, ReadOutcome.FOREIGN)
+
+
+@pytest.mark.parametrize("on_unknown", ["replica", "primary"])
+def test_if_the_node_says_nothing_the_setting_decides_over_the_server(
+    on_unknown: str, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG.replace("[cache]", f'[cache]\non_unknown = "{on_unknown}"'))
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: (KeyColumn("id", ColumnKind.INTEGER),))
+    cache = Cache(load_config(path, {}), open_node=nodes.open)
+    asked: list[Mapping[str, EventToken]] = []
+
+    def load(lookups: Sequence[Lookup], _: Any) -> list[Loaded]:
+        asked.extend(lookup.required for lookup in lookups)
+        return [Loaded(None, {}) for _ in lookups]
+
+    monkeypatch.setattr(cache.lookups.loaders["customer"], "load", load)
+    cache.get("customer", 1)
+    cache.get_many("customer", [1, 2])
+    broken = Read(ReadOutcome.HIT, b"\xc1 begins no value")
+    cache._pipeline.decode(cache.lookups.find("customer", 1), broken, NO_DEMAND)
+    assert asked == [{} if on_unknown == "replica" else {"shop/-": LATEST}] * 4
 
 
 # -- a database that is down ----------------------------------------------------------------------------------

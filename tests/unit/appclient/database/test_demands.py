@@ -12,10 +12,13 @@ import pytest
 from appclient import Cache
 from appclient.database.atleast import demand_commits, enclosed_by, is_enclosed
 from appclient.database.database import Database
+from appclient.database.required import Required
 from appclient.database.servers import ServerAccess
 from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
 from appclient.reading.lookup import Lookups
 from freshness.algorithm import shortway
+from freshness.algorithm.lookup import ReadServer
+from freshness.algorithm.request import LATEST
 from freshness.config.config import load_config
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
@@ -286,6 +289,18 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
         asked = EventToken("shop/-", "-", epoch, 0, parse_position("mysql", f"{uuid}:{number}"))
         return database.snapshot(lambda _: (asked_tablets[-1], demand_commits(None, [])), asked)[0]
 
+    def find_role(at_least: EventToken | None = None, required: EventToken | None = None) -> str:
+        servers: dict[str, ReadServer] = {}
+        database.snapshot(lambda _: None, at_least, Required(required), servers)
+        return str(servers["shop/-"])
+
+    late = EventToken("shop/-", "-", 1, 0, parse_position("mysql", f"{uuid}:12"))
+    assert [find_role(), find_role(required=late), find_role(at_least=late), find_role(required=LATEST)] == [
+        "replica gate:3306",
+        "primary gate:3306",
+        "primary gate:3306",
+        "primary gate:3306",
+    ]
     assert [read(10)[0], read(12)[0]] == ["shop:-@replica", "shop:-@primary"]
     assert read(10, epoch=0)[0] == "shop:-@primary", "what is left of a previous history"
     enclosing = read(10)[1]["shop/-"]

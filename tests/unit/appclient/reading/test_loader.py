@@ -9,7 +9,8 @@ import pytest
 
 from appclient.database.database import Database
 from appclient.reading.loader import ObjectLoader
-from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
+from freshness.algorithm.request import LATEST
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
@@ -70,7 +71,11 @@ def test_a_row_of_one_shard_is_stored_with_the_tokens_of_all(monkeypatch: pytest
     assert (missing.value, missing.refusal) == (None, None)
 
 
-def test_of_many_rows_those_that_are_too_old_are_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unknown", [0, 2])
+def test_of_many_rows_those_that_are_too_old_are_read_once_more(
+    unknown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of which the node says nothing is read only once, of the primary."""
     policy = ObjectPolicy("customer", 5, ("customers",), LINEAGES[:1], 60)
     config = ObjectConfig(name="customer", keyspace="shop", table="customers")
     builder = KeyBuilder("shop", "customer", (NUMBER,))
@@ -84,9 +89,11 @@ def test_of_many_rows_those_that_are_too_old_are_read_once_more(monkeypatch: pyt
         return EventToken(LINEAGES[0], "-80", 1, 0, position)
 
     def rows_with_token(
-        _: str, __: str, params: Any, ___: Any, ____: str, required: EventToken | None
+        _: str, __: str, params: Any, ___: Any, ____: str, required: EventToken | None, servers: Any
     ) -> Any:
-        asked.append((list(params), "" if required is None else str(required.position).rpartition(":")[2]))
+        servers[LINEAGES[0]] = ReadServer("server:3306", is_primary=required is not None)
+        numbers = "" if required is None else str(required.position).rpartition(":")[2]
+        asked.append((list(params), "latest" if required is LATEST else numbers))
         shown = token("1-3") if required else token("1")
         return [{"id": number, "is_new": required is not None} for number in params], shown
 
@@ -94,12 +101,14 @@ def test_of_many_rows_those_that_are_too_old_are_read_once_more(monkeypatch: pyt
     lookups = []
     for number in (1, 2, 3, 4):
         key = builder.build((number,))
-        required = {LINEAGES[0]: token(str(number))} if number < 4 else {}
+        required = {LINEAGES[0]: LATEST if number == unknown else token(str(number))} if number < 4 else {}
         identity = definition.identity(key)
         lookups.append(Lookup(policy, "n1", key.item, identity, (number,), key.is_exact, required))
     loaded = ObjectLoader(definition, database, None).load(lookups)
     assert [each.value["is_new"] for each in loaded] == [False, True, True, False]
-    assert asked == [([1, 2, 3, 4], ""), ([2, 3], "2-3")]
+    assert [each.servers[LINEAGES[0]].is_primary for each in loaded] == [False, True, True, False]
+    first, wanted = ([1, 3, 4], "latest") if unknown else ([1, 2, 3, 4], "2-3")
+    assert asked == [(first, ""), ([2, 3], wanted)]
 
 
 def test_without_the_token_of_each_shard_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +172,8 @@ def test_a_list_is_read_by_one_statement_in_its_order(monkeypatch: pytest.Monkey
     rows = [{"id": 1, "v": 9}, {"id": 1, "v": 8}]
     loaded, asked = load_list(monkeypatch, rows)
     assert (loaded.value, loaded.refusal, set(loaded.tokens)) == (rows, None, {LINEAGES[0]})
-    assert asked == [("`orders`", "(`id` = %s)", [1], None, " ORDER BY `v` DESC, `number` LIMIT 2", None)]
+    order = " ORDER BY `v` DESC, `number` LIMIT 2"
+    assert asked == [("`orders`", "(`id` = %s)", [1], None, order, None, {})]
 
 
 def test_a_list_without_rows_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:

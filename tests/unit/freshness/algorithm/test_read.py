@@ -21,9 +21,10 @@ from freshness.algorithm.envelope import (
     stripe_number,
     wanted_key,
 )
-from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.lookup import Lookup, ReadServer
 from freshness.algorithm.read import LEASE_POLLS_MAX, read_through
 from freshness.algorithm.request import (
+    LATEST,
     MISSING,
     Add,
     Append,
@@ -244,6 +245,92 @@ def test_stripe() -> None:
     world.commit(KEY)
     one.apply()
     assert Reader(world, world.replica()).read() is ReadOutcome.STRIPE
+
+
+REPLICA, PRIMARY = ({LINEAGE: ReadServer(f"10.0.0.{number}:3306", number == 9)} for number in (1, 9))
+
+
+def test_a_replica_that_lacks_what_is_required_is_told_from_the_primary() -> None:
+    """A primary of MariaDB shows more than is known of it, so its row has all that was acknowledged."""
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    for servers, outcome in ((REPLICA, ReadOutcome.BOUNDED), (PRIMARY, ReadOutcome.STRIPE)):
+        world.servers = servers
+        (read,) = Reader(world, world.replica()).reading().finish()
+        assert (read.outcome, read.servers, read.shows_required) == (outcome, servers, False)
+        assert world.stores[NODE].peek(KEY) is None, "the stub is dropped for the next reader"
+    world.servers = REPLICA
+    (read,) = a_reader(world).reading().finish()
+    assert (read.outcome, read.servers) == (ReadOutcome.FILLED, REPLICA)
+
+
+def test_a_bounded_read_is_told_whatever_else_was_in_the_way_of_its_fill() -> None:
+    world = World()
+    one = start(world)
+    world.servers = REPLICA
+    late = Reader(world, world.replica())
+    assert late.read() is ReadOutcome.FILLED
+    world.evict_stripe()
+    world.commit(lookup(2).item)
+    one.apply()
+    assert late.read(max_staleness_seconds=0) is ReadOutcome.BOUNDED, "the hit was too stale for its caller"
+    world.stores[NODE].evict(KEY)
+    assert late.read() is ReadOutcome.BOUNDED
+    assert noted(world) == [stripe_number(KEY, STRIPES)], "its stripe is put back all the same"
+    assert a_reader(world).read() is ReadOutcome.STRIPE_ABSENT, "this replica has all"
+
+
+def test_if_the_node_says_nothing_the_primary_is_asked_for() -> None:
+    world = World()
+    start(world)
+    reader = a_reader(world)
+    world.stores[NODE].down = True
+    assert asked_of(reader) == [{}, {}]
+    reader.context.on_unknown = "primary"
+    assert asked_of(reader) == [{LINEAGE: LATEST}] * 2
+    for servers, outcome in ((REPLICA, ReadOutcome.BOUNDED), (PRIMARY, ReadOutcome.NODE_DOWN)):
+        world.servers = servers
+        (read,) = reader.reading().finish()
+        assert (read.outcome, read.shows_required) == (outcome, False)
+    world.servers = REPLICA
+    replica = world.replica()
+    replica.gives_token = False
+    silent = Reader(world, replica)
+    silent.context.on_unknown = "primary"
+    assert silent.read() is ReadOutcome.BOUNDED
+    world.stores[NODE].down = False
+    reader.context.views.clear()
+    assert asked_of(reader, count=1)[0][LINEAGE].position.contains(world.database.base)
+
+
+def test_of_two_lineages_the_primary_is_asked_for_in_the_one_that_the_node_says_nothing_of() -> None:
+    """The invalidator of the other one does not cover the object."""
+    world = World(lineages=(LINEAGE, OTHER))
+    start(world, objects={PAIR.name: PAIR.fingerprint})
+    start(world, lineage=OTHER)
+    reader = read_pair(world)
+    reader.context.on_unknown = "primary"
+    (asked,) = asked_of(reader, lookup(1, PAIR), count=1)
+    assert (asked[OTHER], asked[LINEAGE] is LATEST) == (LATEST, False)
+
+
+def asked_of(reader: Reader, *lookups: Lookup, count: int = 2) -> list[dict[str, EventToken]]:
+    run = reader.reading(*(lookups or (lookup(1), lookup(2))[:count])).until_kind(ReadToken)
+    step = run.steps[-1]
+    run.finish()
+    assert isinstance(step, Load)
+    return [dict(one.required) for one in step.lookups]
+
+
+def test_what_a_row_of_another_spelling_lacks_is_not_known() -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    world.servers, world.loader_refusal = REPLICA, ReadOutcome.KEY
+    assert Reader(world, world.replica()).read() is ReadOutcome.KEY
 
 
 def neighbour(*, shares: bool) -> Lookup:

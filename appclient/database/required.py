@@ -1,0 +1,50 @@
+"""The demand of a miss on the rows that it reads (I10), and the lock by which a MariaDB primary proves it.
+
+MariaDB logs a transaction before it shows it. Until then the transaction holds the locks of its rows, so a read that
+gets them shows everything of these rows that was in the log before. InnoDB alone locks so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from freshness.algorithm.lookup import ReadServer
+from freshness.position.token import EventToken
+
+Servers: TypeAlias = MutableMapping[str, ReadServer]
+"""The server that was read, by lineage."""
+
+LOCK: Final = " LOCK IN SHARE MODE NOWAIT"
+BUSY: Final = (1205, 1020)
+"""Errors of a locking read: a writer holds a row."""
+
+
+class KeyedRows(NamedTuple):
+    """The rows of a table under a key: SQL, and the condition's parameters."""
+
+    table: str
+    condition: str
+    params: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """The events that a value must show, and the rows that it is made of, by which a lock can prove it."""
+
+    token: EventToken | None
+    rows: Sequence[KeyedRows] = ()
+
+
+NOTHING_REQUIRED: Final = Required(None)
+
+
+def log_sql(tables: Sequence[str]) -> tuple[str, list[str]]:
+    """Two columns and their parameters: the end of the log, and how many of these tables, as SQL, are InnoDB's."""
+    marks = ", ".join(["%s"] * len(tables))
+    sql = (
+        "@@global.gtid_binlog_pos, (SELECT COUNT(*) FROM information_schema.TABLES"
+        f" WHERE TABLE_SCHEMA = DATABASE() AND ENGINE = 'InnoDB' AND TABLE_NAME IN ({marks}))"
+    )
+    return sql, [table.strip("`").replace("``", "`") for table in tables]
