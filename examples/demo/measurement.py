@@ -2,7 +2,7 @@
 
 A **stale read** is a hit whose value lacks a change that this strategy had already acknowledged as invalidated
 when the read began. A miss that gets an old row is counted apart (``stale_replica_reads``): it comes from the late
-replica, and no cache said that a newer row is required.
+replica.
 
 All times are ``time.monotonic()`` in seconds, which on Linux is the same for all processes of a machine.
 """

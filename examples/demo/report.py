@@ -17,6 +17,8 @@ from examples.demo.verdict import Poisoned, Verdict
 
 STALE_EXIT_CODE: Final = 5
 EVIDENCE_KEYS_MAX: Final = 5
+ANSWERED: Final = frozenset(("hit", "filled", "lost_race", "stripe", "stripe_absent"))
+"""Outcomes of reads that know what their rows must show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,9 @@ class StrategyResult:
 @dataclass(frozen=True, slots=True)
 class DemoResult:
     """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote; none without a replica,
-    and a ``replica_delay_seconds`` of 0. ``lives``: number
-    of lives of each node; more than one means that a node was emptied. ``primary_reads``: number of misses of
-    event_tokens that the primary answered since the replica lacked a change."""
+    and a ``replica_delay_seconds`` of 0. ``lives``: number of lives of each node; more than one means that a node was
+    emptied. ``primary_reads``: number of misses of event_tokens that the primary answered since the replica lacked a
+    change; ``primary_refusals``: number of those above the bound, which the replica answered."""
 
     flavor: str
     seconds: float
@@ -87,17 +89,26 @@ class DemoResult:
     lives: Mapping[str, int]
     strategies: Mapping[str, StrategyResult]
     primary_reads: int = 0
+    primary_refusals: int = 0
 
     @property
     def has_replica(self) -> bool:
         return self.replica_delay_seconds > 0
 
     @property
-    def exit_code(self) -> int:
-        """0 only if event tokens kept every promise: no stale read after an acknowledgement, nothing poisoned, and
-        no answer to another question."""
+    def old_misses(self) -> int:
+        """Number of old rows from misses of event tokens. 0 if some reads did not know what their rows must show, or
+        were above the bound: the old rows may be theirs."""
         ours = self.strategies[EVENT_TOKENS]
-        broken = ours.poisoned + ours.stale_reads + self.interruptions.wrong_answers
+        is_known = not self.primary_refusals and ours.outcomes.keys() <= ANSWERED
+        return ours.stale_replica_reads if is_known else 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 only if event tokens kept every promise: no stale read after an acknowledgement, nothing poisoned, no old
+        row from a miss, and no answer to another question."""
+        ours = self.strategies[EVENT_TOKENS]
+        broken = ours.poisoned + ours.stale_reads + self.old_misses + self.interruptions.wrong_answers
         return STALE_EXIT_CODE if broken else 0
 
 
@@ -118,6 +129,7 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "node_lives": dict(result.lives),
         "interruptions": asdict(result.interruptions),
         "primary_reads": result.primary_reads,
+        "primary_refusals": result.primary_refusals,
         "strategies": {name: _strategy_json(result.strategies[name]) for name in STRATEGIES},
     }
 
@@ -276,6 +288,8 @@ def accuse(result: DemoResult) -> list[str]:
     """The evidence against event tokens, if any."""
     ours, wrong = result.strategies[EVENT_TOKENS], result.interruptions.wrong_answers
     lines = [f"interrupted readers: {wrong} answers of another object"] if wrong else []
+    if result.old_misses:
+        lines.append(f"misses: {result.old_misses} rows older than an acknowledged invalidation")
     lines += [f"poisoned: {describe(each)}" for each in ours.verdict.poisoned[:EVIDENCE_KEYS_MAX]]
     lines += [
         f"stale hit: {each.key[0]} {each.key[1]} with {each.row[0]} {each.row[1]} at version "

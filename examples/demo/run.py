@@ -131,16 +131,18 @@ def run_demo(
 
 
 class PrimaryReads(Observer):
-    """Counts the misses that were read from the primary, since the replica lacked what they must show."""
+    """Counts the misses that were read from the primary, since the replica lacked what they must show, and those
+    that were above the bound."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.refusals = 0
 
     def observe(self, _: Vitals) -> Observer:
         return self
 
     def need_primary(self, is_permitted: bool) -> None:
         self.count += is_permitted
+        self.refusals += not is_permitted
 
 
 class _Run:
@@ -196,6 +198,7 @@ class _Run:
             replica_lags_seconds=self._replica_lags,
             interruptions=interruptions,
             primary_reads=self._primary_reads.count,
+            primary_refusals=self._primary_reads.refusals,
             lives={name: len(lives) for name, lives in self._progress.lives.items()},
             strategies={
                 name: StrategyResult.of(meter, verdicts[name]) for name, meter in self._meters.items()

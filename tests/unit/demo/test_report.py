@@ -224,13 +224,18 @@ def result_with(
     ours_poisoned: tuple[Poisoned, ...] = (),
     interruptions: Interruptions | None = None,
     has_replica: bool = True,
+    ours_old: int = 0,
+    ours_outcomes: tuple[str, ...] = ("hit", "filled", "stripe"),
+    primary_refusals: int = 0,
 ) -> DemoResult:
     both = (Poisoned(CUSTOMER_7, ROW_7, 1, 9), Poisoned(PROFILE_7, ORDER_700, 2, 5))
 
     def strategy(name: str, stale: tuple[StaleHit, ...], poisoned: tuple[Poisoned, ...]) -> StrategyResult:
         verdict = Verdict(20, 15, poisoned)
-        outcomes = {"hit": 60, "filled": 40}
-        return StrategyResult(name, 100, 60, len(stale), 3, 50, 1.0, 9.0, outcomes, stale, verdict)
+        is_ours = name == EVENT_TOKENS
+        outcomes = dict.fromkeys(ours_outcomes if is_ours else ("hit", "filled"), 50)
+        old = ours_old if is_ours else 3
+        return StrategyResult(name, 100, 60, len(stale), old, 50, 1.0, 9.0, outcomes, stale, verdict)
 
     stale = (StaleHit(CUSTOMER_7, ROW_7, 1, 2),)
     return DemoResult(
@@ -243,6 +248,7 @@ def result_with(
         replica_lags_seconds=[1.0, 3.0] if has_replica else [],
         interruptions=interruptions or Interruptions(),
         lives={"127.0.0.1:1": 1},
+        primary_refusals=primary_refusals,
         strategies={
             DELETE_AFTER_WRITE: strategy(DELETE_AFTER_WRITE, stale, both),
             DELETE_FROM_STREAM: strategy(DELETE_FROM_STREAM, stale, both),
@@ -280,6 +286,16 @@ def test_the_exit_code_is_0_only_if_event_tokens_kept_their_promise() -> None:
     assert accuse(wrong) == ["interrupted readers: 1 answers of another object"]
     (line,) = (each for each in explain(wrong) if "interrupted" in each)
     assert "read 9 times by processes that signals interrupted in 4 of these reads; 1 answers were" in line
+
+
+def test_an_old_row_from_a_miss_breaks_the_promise_if_all_reads_knew_what_to_show() -> None:
+    old = result_with(ours_old=2)
+    assert (old.exit_code, accuse(old)) == (5, ["misses: 2 rows older than an acknowledged invalidation"])
+    for excused in (
+        result_with(ours_old=2, primary_refusals=1),
+        result_with(ours_old=2, ours_outcomes=("hit", "filled", "no_record")),
+    ):
+        assert (excused.exit_code, accuse(excused)) == (0, [])
 
 
 def test_a_broken_promise_comes_with_evidence() -> None:
