@@ -136,14 +136,16 @@ class CachedQuerySet(QuerySet):
             raise
         except FreshnessError as error:
             raise OperationalError(str(error)) from error
+        # The ORM's own read must have the session's commits, too: the primary has
+        stand_in = alias if token is None else next(iter(primaries), alias)
         plan = _find_plan(app, subject, connection, spelled)
         if plan is None:
-            return alias
+            return stand_in
         made = {
             key: None if row is None else plan.make(row, alias, self._fetch_mode) for key, row in rows.items()
         }
         if any(made[key] is None and row is not None for key, row in rows.items()):
-            return alias
+            return stand_in
         return made
 
 

@@ -124,6 +124,11 @@ def test_keys_by_all_spellings(system: System, reads: list[Explanation]) -> None
     with pytest.raises(Thing.DoesNotExist):
         Thing.objects.get(pk=made.pk + 10**6)
     assert len(reads) == 8
+    for beyond in (2**63, -(2**70), str(10**30)):
+        with pytest.raises(Thing.DoesNotExist):
+            Thing.objects.get(pk=beyond)
+        assert Thing.objects.in_bulk([beyond]) == {}
+    assert len(reads) == 8, "the ORM knows that no column holds them"
     for unusual in ("x" * 300, "", " ", "\N{EARTH GLOBE EUROPE-AFRICA}", "a\x00b"):
         expected = Code.objects.using("replica").filter(pk=unusual).first()
         try:
