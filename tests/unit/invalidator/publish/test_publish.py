@@ -109,7 +109,7 @@ class Stream:
 
 
 class World:
-    """``logs``: of each stream that is opened, in turn; the last one for all that follow."""
+    """``logs``: a log for each stream that is opened, in turn; the last one for all that follow."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *logs: Sequence[StreamMessage]) -> None:
         self.broker, self.logs, self.now = Broker(), list(logs), 100.0
@@ -283,7 +283,7 @@ def test_what_a_shard_continues_is_published_once(monkeypatch: pytest.MonkeyPatc
     ("found", "since", "told"),
     [
         (None, None, "holds no position"),
-        (vector({"-80": token("-80", 1)}), "now", "goes on where it ends"),
+        (vector({"-80": token("-80", 1)}), "now", "and not at .now."),
         (replace(vector({"-80": token("-80", 1)}), keyspace="other"), None, "of keyspace other"),
     ],
 )
