@@ -180,7 +180,7 @@ def _find_plan(app: Any, subject: ModelObject, connection: Any, keys: Sequence[A
     except ConfigError:
         raise
     except FreshnessError as error:
-        log.warning("the ORM reads %s in place of the cache: %s", subject.model._meta.label, error)
+        log.info("the ORM reads %s in place of the cache: %s", subject.model._meta.label, error)
         return None
     if types is None:
         return None

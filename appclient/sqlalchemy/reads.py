@@ -336,7 +336,7 @@ class CachedReads:
             try:
                 types: Any = self._settled(self.cache.column_types(shard.lineage, table))
             except FreshnessError as error:
-                log.warning("the session's own engine is read in the place of the cache: %s", error)
+                log.info("the session's own engine is read in the place of the cache: %s", error)
                 raise StandAside from error
             if any(types.get(name) == "timestamp" for name in names):
                 break
