@@ -191,6 +191,11 @@ class AsyncCache:
         found: tuple[str, ...] = await self._run(self.blocking.key_columns, object_name)
         return found
 
+    async def column_types(self, lineage: str, table: str) -> Mapping[str, str]:
+        """See `Cache.column_types`."""
+        found: Mapping[str, str] = await self._run(self.blocking.column_types, lineage, table)
+        return found
+
     async def close(self) -> None:
         """See `Cache.close`."""
         await self._run(self.blocking.close)

@@ -223,6 +223,13 @@ class Cache:
         """The names of the key's columns, in key order. Raises as `open` if no server has answered yet."""
         return tuple(column.name for column in self.lookups.definition(object_name).builder.columns)
 
+    def column_types(self, lineage: str, table: str) -> Mapping[str, str]:
+        """The type of each column of a table of a shard, asked again after each statement that changes the table.
+
+        Raises as a read of the database, and `SourceUnavailable` while no server is known to show the change.
+        """
+        return self._pipeline.columns.find(lineage, table)
+
     def close(self) -> None:
         """Close the idle connections. The cache can still be used: it opens them again."""
         self._pipeline.close()

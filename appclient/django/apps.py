@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,6 @@ from appclient.cache import Cache
 from appclient.django.options import Options, read_options
 from appclient.django.place import DjangoDatabases, find_places
 from appclient.django.plan import (
-    COLUMNS_SQL,
     ModelObject,
     check_columns,
     find_objects,
@@ -26,6 +26,7 @@ from appclient.django.plan import (
 )
 from appclient.django.queryset import CachedQuerySet
 from appclient.django.session import watch
+from freshness.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class FreshnessConfig(AppConfig):
         Raises `ConfigError` for a mistake in either, and for a field whose values would not be those of the ORM.
         """
         self._opening = threading.Lock()
-        self._types: dict[ModelObject, dict[str, type]] = {}
+        self._types: dict[tuple[ModelObject, str], tuple[Mapping[str, str], dict[str, type] | None]] = {}
         log.debug("%d models are cached", len(self.objects))
         connection_created.connect(watch, dispatch_uid="freshness")
         setting_changed.connect(self._forget, dispatch_uid="freshness")
@@ -74,19 +75,29 @@ class FreshnessConfig(AppConfig):
     def _cache(self) -> Cache:
         return Cache(self.options.config, on_read=self.options.on_read)
 
-    def column_types(self, subject: ModelObject) -> dict[str, type]:
-        """By column of the model, the type of its values, asked of a server once.
+    def column_types(self, subject: ModelObject, lineages: Collection[str]) -> dict[str, type] | None:
+        """By column of the model, the type of its values in these shards. None for a table that was changed under
+        this process, so that the ORM must read it now, or is not the same in all of them.
 
-        Raises `ConfigError` for a column whose values would not be those of the ORM, and as `Database.query`.
+        Raises `ConfigError` for a column whose values would not be those of the ORM, and as `Cache.column_types`.
         """
-        with self._opening:
-            if subject not in self._types:
-                database = self._cache.database(subject.keyspace)
-                shard = database.keyspace.serving_shards[0].name
-                columns = database.query(COLUMNS_SQL, (subject.model._meta.db_table,), shard=shard)
-                types = {str(row["name"]): str(row["type"]) for row in columns.rows}
-                self._types[subject] = check_columns(subject, types)
-            return self._types[subject]
+        first, *others = [self._types_in(subject, lineage) for lineage in lineages]
+        return first if all(each == first for each in others) else None
+
+    def _types_in(self, subject: ModelObject, lineage: str) -> dict[str, type] | None:
+        columns = self.cache.column_types(lineage, subject.model._meta.db_table)
+        known = self._types.get((subject, lineage))
+        if known is not None and known[0] is columns:
+            return known[1]
+        types = None
+        try:
+            types = check_columns(subject, columns)
+        except ConfigError as error:
+            if known is None:
+                raise
+            log.error("from now on the ORM reads the model in place of the cache: %s", error)
+        self._types[subject, lineage] = columns, types
+        return types
 
     def describe(self) -> list[str]:
         """A line for each model that is cached or derived from `CachedModel`: its object, or why it has none."""

@@ -48,10 +48,6 @@ _KEYS: Final = frozenset(
         "CharField", "SlugField", "UUIDField",
     )
 )  # fmt: skip
-COLUMNS_SQL: Final = (
-    "SELECT column_name AS name, data_type AS type FROM information_schema.columns "
-    "WHERE table_schema = DATABASE() AND table_name = %s"
-)
 _DAY: Final = timedelta(days=1)
 
 
@@ -121,7 +117,7 @@ def check_columns(subject: ModelObject, types: Mapping[str, str]) -> dict[str, t
     """By column, the type of its values. ``types``: the columns of the table. Raises `ConfigError`."""
     found: dict[str, type] = {}
     for field in subject.model._meta.concrete_fields:
-        kind = types.get(field.column, "").lower()
+        kind = types.get(field.column, "")
         if not kind:
             continue  # a migration is under way: a row without the column is read by the ORM
         if kind not in _TYPES:
@@ -143,7 +139,7 @@ class InstancePlan:
         compiler.setup_query()
         expressions = [column for column, _, _ in compiler.select]
         fields = [expression.target for expression in expressions]
-        self.uses_time_zones = settings.USE_TZ
+        self.uses_time_zones, self.types = settings.USE_TZ, types
         self._model, self._connection = model, connection
         self._names = [field.attname for field in fields]
         columns = [field.column for field in fields]

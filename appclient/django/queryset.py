@@ -7,6 +7,7 @@ edited is not read from a cache. Inside a transaction that has written, and in d
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,6 +22,8 @@ from appclient.django.installed import get_app
 from appclient.django.plan import InstancePlan, ModelObject
 from appclient.django.session import get_session, is_dirty, is_special, take_tokens
 from freshness.errors import ConfigError, FreshnessError
+
+log = logging.getLogger(__name__)
 
 _ALL_FIELDS: Final = (frozenset[str](), True)
 _KEY_TYPES: Final = (int, str, uuid.UUID)
@@ -129,16 +132,20 @@ class CachedQuerySet(QuerySet):
                 rows = {spelled[0]: cache.get(subject.name, spelled[0], at_least=token)}
             else:
                 rows = cache.get_many(subject.name, spelled, at_least=token)
-            plan = _find_plan(app, subject, connection)
         except ConfigError:
             raise
         except FreshnessError as error:
             raise OperationalError(str(error)) from error
+        # The ORM's own read must have the session's commits, too: the primary has
+        stand_in = alias if token is None else next(iter(primaries), alias)
+        plan = _find_plan(app, subject, connection, spelled)
+        if plan is None:
+            return stand_in
         made = {
             key: None if row is None else plan.make(row, alias, self._fetch_mode) for key, row in rows.items()
         }
         if any(made[key] is None and row is not None for key, row in rows.items()):
-            return alias
+            return stand_in
         return made
 
 
@@ -164,11 +171,23 @@ def _integer_type(field: Any) -> str:
     return str(field.get_internal_type())
 
 
-def _find_plan(app: Any, subject: ModelObject, connection: Any) -> InstancePlan:
+def _find_plan(app: Any, subject: ModelObject, connection: Any, keys: Sequence[Any]) -> InstancePlan | None:
+    """None if the ORM must read these rows. Asked after the rows were read: their reader has seen the floors."""
+    find = app.cache.lookups.find
+    lineages = {lineage: None for key in keys for lineage in find(subject.name, key).policy.lineages}
+    try:
+        types = app.column_types(subject, lineages)
+    except ConfigError:
+        raise
+    except FreshnessError as error:
+        log.info("the ORM reads %s in place of the cache: %s", subject.model._meta.label, error)
+        return None
+    if types is None:
+        return None
     plans: dict[ModelObject, InstancePlan] = connection.__dict__.setdefault("_freshness_plans", {})
     plan = plans.get(subject)
-    if plan is None or plan.uses_time_zones != settings.USE_TZ:
-        plan = plans[subject] = InstancePlan(subject, app.column_types(subject), connection)
+    if plan is None or plan.uses_time_zones != settings.USE_TZ or plan.types != types:
+        plan = plans[subject] = InstancePlan(subject, types, connection)
     return plan
 
 

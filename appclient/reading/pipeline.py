@@ -13,6 +13,7 @@ from typing import Any
 from appclient.connection.breaker import Breakers, GuardedNode
 from appclient.connection.own import find_driver_connection, is_dirty
 from appclient.database.database import Database
+from appclient.reading.columns import ColumnTypes
 from appclient.reading.copies import Copies
 from appclient.reading.flights import Flights
 from appclient.reading.limits import RateLimit
@@ -74,6 +75,8 @@ class Pipeline:
         self._config, self._lookups, self._around, self._observer = config, lookups, around, observer
         self.recorder = open_recorder(config, None if observer is None else observer.drop_history)
         self.refusals = Refusals(around.clock)
+        every_shard = {name: shard for each in databases.values() for name, shard in each.shards.items()}
+        self.columns = ColumnTypes(every_shard, around.clock, settings.max_staleness_seconds)
         wait_seconds, clock, sleep = settings.overload_wait_ms / 1000, around.clock, around.network.sleep
         self.limits = {
             name: RateLimit(name, entry.database_reads_per_second, wait_seconds, clock, sleep)
@@ -114,8 +117,7 @@ class Pipeline:
         )
         self.answer = self._build_answer()
         vitals.breakers = self._breakers.opened
-        shards = chain.from_iterable(database.shards.values() for database in databases.values())
-        pools = chain.from_iterable(shard.pools for shard in shards)
+        pools = chain.from_iterable(shard.pools for shard in every_shard.values())
         vitals.pools = [("nodes", self.nodes.readers), *pools]
 
     def _build_answer(self) -> Answer:
@@ -206,7 +208,13 @@ class Pipeline:
             fill_wait_seconds=settings.fill_wait_ms / 1000,
             on_stale=settings.on_stale,
             on_unknown=settings.on_unknown,
-            sightings=Sightings(clock, _now_us, settings.max_staleness_seconds, settings.clock_skew_seconds),
+            sightings=Sightings(
+                clock,
+                _now_us,
+                settings.max_staleness_seconds,
+                settings.clock_skew_seconds,
+                self.columns.note,
+            ),
             witness=self.recorder,
             recall=self.copies.recall,
             part_bytes=settings.part_bytes,

@@ -10,11 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from sqlalchemy import Column, Select, Table
-from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList, Grouping
+from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    BooleanClauseList,
+    ColumnElement,
+    Grouping,
+)
 
 _BY_KEY: Final = re.compile(
     r"SELECT [^()]+? ?\nFROM (?P<table>\S+) ?\nWHERE "
@@ -84,6 +91,18 @@ def find_by_key(compiled: Any) -> ByKey | None:
     if is_many and len(parameters) > 1:
         return None
     return ByKey(table.name, table.schema, parameters, tuple(names), is_many)
+
+
+def find_columns(compiled: Any) -> dict[str, set[str]]:
+    """By table, the columns that a result is made of: also under another name of their table, and in expressions."""
+    found: dict[str, set[str]] = {}
+    for result_column in compiled._result_columns:
+        for each in result_column[2]:
+            parts = visitors.iterate(each) if isinstance(each, ColumnElement) else ()
+            for base in chain.from_iterable(getattr(part, "base_columns", ()) for part in parts):
+                if isinstance(base, Column) and isinstance(base.table, Table):
+                    found.setdefault(base.table.name, set()).add(base.name)
+    return found
 
 
 def _conjuncts(criteria: Any) -> list[Any]:

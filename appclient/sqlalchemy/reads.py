@@ -20,7 +20,7 @@ from sqlalchemy.util import await_only
 from appclient.cache import Cache
 from appclient.connection.commits import read_committed
 from appclient.database.atleast import AtLeast
-from appclient.sqlalchemy.bykey import ByKey, find_by_key, may_be_by_key
+from appclient.sqlalchemy.bykey import ByKey, find_by_key, find_columns, may_be_by_key
 from appclient.sqlalchemy.composite import CachedSelect, answer_from
 from appclient.sqlalchemy.own import SERIALIZABLE, SessionState, Writes, is_special
 from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, open_replay, replayed
@@ -44,14 +44,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TIMESTAMPS: Final = (
-    "SELECT table_name AS t, column_name AS c FROM information_schema.columns "
-    "WHERE table_schema = %s AND data_type = 'timestamp'"
-)
 _SESSION: Final = (
     "SELECT @@session.time_zone, @@system_time_zone, @@session.{isolation}, DATABASE(), "
     "@@lower_case_table_names"
 )
+_ASKED: Final = "freshness_asked"
+"""In `Connection.info`, which lasts as long as the driver's connection."""
+
 _UTC: Final = frozenset({"+00:00", "UTC", "GMT", "ETC/UTC", "ZULU"})
 
 
@@ -66,7 +65,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _EngineSession:
-    """The session that an engine's connections begin with."""
+    """The session that an engine's connections begin with, as the last new one showed it."""
 
     zone: str
     isolation: str
@@ -86,6 +85,8 @@ class _Site:
     is_zone_logged: bool = False
     plans: WeakKeyDictionary[Any, _Plan | None] = field(default_factory=WeakKeyDictionary)
     """The plan by compiled statement; None if it reads no object."""
+    columns: WeakKeyDictionary[Any, Mapping[str, set[str]]] = field(default_factory=WeakKeyDictionary)
+    """The columns that a compiled statement shows, by table."""
 
 
 class CachedReads:
@@ -121,7 +122,6 @@ class CachedReads:
                     f"an engine is said to reach {server}, no server of a keyspace with one shard",
                     hint="expected a server of freshness.toml, as host:port",
                 )
-        self._timestamps: dict[str, frozenset[tuple[str, str]]] = {}
         self._objects: dict[tuple[str, str], list[str]] = {}
         self._keys: set[tuple[Any, str]] = set()
         for entry in self._config.objects.values():
@@ -265,31 +265,34 @@ class CachedReads:
         return site if site is not None and self._is_usual(site, state, bind.engine) else None
 
     def _is_usual(self, site: _Site, state: SessionState, engine: Engine) -> bool:
-        """Whether sessions of the engine read the configured database, and do not lock the rows. Asked once, past
-        SQLAlchemy's cursor: applications count the statements of that one."""
-        if site.session is None:
+        """Whether sessions of the engine read the configured database, and do not lock the rows. Asked of each new
+        connection that a session has, past SQLAlchemy's cursor: applications count the statements of that one."""
+        used = next((each for each in state.connections if each.engine is engine), None)
+        before = site.session
+        if before is None or (used is not None and _ASKED not in used.info):
             try:
-                site.session = self._read_session(site, state, engine)
+                site.session = self._read_session(site, used, engine)
             except Exception as error:  # noqa: BLE001 - of any driver: the session reads the database, and has it too
                 log.warning("the session's own engine is read in the place of the cache: %s", error)
                 return False
-            if not site.session.is_usual:
+            if not site.session.is_usual and site.session != before:
                 log.warning(
                     "rows are not served from the cache: the sessions of the engine have database %s and isolation "
                     "%s. hint: connect to the database of freshness.toml, and not as SERIALIZABLE",
                     site.session.database,
                     site.session.isolation,
                 )
+        assert site.session is not None
         return site.session.is_usual
 
-    def _read_session(self, site: _Site, state: SessionState, engine: Engine) -> _EngineSession:
-        used = next((each for each in state.connections if each.engine is engine), None)
+    def _read_session(self, site: _Site, used: Connection | None, engine: Engine) -> _EngineSession:
         borrowed = engine.raw_connection() if used is None else used.connection
         try:
             cursor = borrowed.cursor()
             try:
                 cursor.execute(_SESSION.format(isolation=ISOLATION[site.keyspace.flavor]))
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
+                borrowed.info[_ASKED] = True
             finally:
                 cursor.close()
         finally:
@@ -322,24 +325,22 @@ class CachedReads:
 
     def check_zone(self, site: _Site, context: Any) -> None:
         """Raise `StandAside` if a TIMESTAMP would not be in the time zone of the application's own sessions."""
-        name = site.keyspace.name
-        if name not in self._timestamps:
-            database = self.cache.database(name)
-            schema = site.keyspace.serving_shards[0].primary.database
-            try:
-                answer: Any = self._settled(database.query(_TIMESTAMPS, (schema,)))
-            except FreshnessError as error:
-                raise StandAside from error
-            self._timestamps[name] = frozenset((str(row["t"]), str(row["c"])) for row in answer.rows)
-        found = self._timestamps[name]
-        if not found or not any(
-            (getattr(getattr(each, "table", None), "name", None), getattr(each, "name", None)) in found
-            for column in context.compiled._result_columns
-            for each in column[2]
-        ):
-            return
         assert site.session is not None, "asked before a statement is answered"
         if site.session.zone.upper() in _UTC:
+            return
+        columns = site.columns.get(context.compiled)
+        if columns is None:
+            columns = site.columns[context.compiled] = find_columns(context.compiled)
+        (shard,) = site.keyspace.serving_shards
+        for table, names in columns.items():
+            try:
+                types: Any = self._settled(self.cache.column_types(shard.lineage, table))
+            except FreshnessError as error:
+                log.info("the session's own engine is read in the place of the cache: %s", error)
+                raise StandAside from error
+            if any(types.get(name) == "timestamp" for name in names):
+                break
+        else:
             return
         if not site.is_zone_logged:
             site.is_zone_logged = True
@@ -374,6 +375,7 @@ class CachedReads:
             rows = [self.fetch(session, plan.object_name, keys[0])]
         else:
             rows = list(self.fetch(session, plan.object_name, keys, is_many=True).values())
+        self.check_zone(site, context)  # by the floors that this read has seen
         try:
             return [tuple([row[column] for column in plan.by_key.columns]) for row in rows if row is not None]
         except KeyError as error:

@@ -102,8 +102,7 @@ def installed() -> Iterator[FakeSystem]:
                 server = system.servers[address]
                 connections[alias] = FakeDatabase(previous[alias].settings_dict, alias, address, server)
         app.__dict__["_cache"] = system.cache
-        app._types.clear()
-        app._types.update({each: dict.fromkeys(_columns(each), _Converted) for each in app.objects.values()})
+        app.__dict__["column_types"] = lambda subject, _: dict.fromkeys(_columns(subject), _Converted)
         if app.options.on_read is not None:
             system.on_read = app.options.on_read
         emit_post_migrate_signal(verbosity=0, interactive=False, db=primary)
@@ -117,7 +116,7 @@ def installed() -> Iterator[FakeSystem]:
         app.__dict__.pop("_cache", None)
         if opened is not None:
             app.__dict__["_cache"] = opened
-        app._types.clear()
+        app.__dict__.pop("column_types", None)
         session.forget()
         system.close()
 

@@ -214,12 +214,14 @@ class Sightings:
 
     ``clock``: monotonic, in seconds; ``now_us``: the wall clock in microseconds. ``age_max_seconds``: how old an open
     record's heartbeat can be; ``clock_skew_seconds``: how far two wall clocks may differ. Both can only refuse.
+    ``tell`` is called with each view.
     """
 
     clock: Callable[[], float]
     now_us: Callable[[], int]
     age_max_seconds: float
     clock_skew_seconds: float
+    tell: Callable[[NodeView], None] = lambda _: None
     _seen: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
 
     def note(self, node: str, view: NodeView) -> None:
@@ -241,6 +243,7 @@ class Sightings:
             ):
                 outdated.add(lineage)
         view.outdated = outdated
+        self.tell(view)
 
 
 def _find_record(reply: Reply, lineage: str, node: str) -> NodeRecord | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from sqlalchemy.orm import (
     Mapped,
     ORMExecuteState,
     Session,
+    aliased,
     joinedload,
     mapped_column,
     relationship,
@@ -61,6 +62,7 @@ OBJECTS: Final = (
     CUSTOMER + PROFILE + '[objects.order]\ntable = "orders"\n[objects.thing]\ntable = "things"\n'
     '[objects.stock]\ntable = "stock"\n[objects.person]\ntable = "people"\n'
     '[objects.person_by_badge]\ntable = "people"\nkey = "badge"\n'
+    '[objects.report]\nkey = ["id"]\nmembers = { things = ["id"] }\n'
 )
 STOCK: Final = (
     "CREATE TABLE stock (shop INT, item VARCHAR(20) COLLATE utf8mb4_bin, n INT, PRIMARY KEY (shop, item))"
@@ -303,6 +305,63 @@ def test_a_timestamp_in_another_time_zone_is_read_from_the_database(system: Syst
         assert app.seen == [], "the cache is not asked"
         name = session.execute(select(Thing.kind).where(Thing.id == 1)).scalar_one()
         assert (name, [each.outcome for each in app.seen]) == (Kind.big, [ReadOutcome.HIT]), "no TIMESTAMP"
+
+
+def test_a_column_that_becomes_a_timestamp_is_read_from_the_database(system: System) -> None:
+    """And stays so when it is none any more: another reader's hits may be of before."""
+    zone = {"init_command": "SET time_zone = '+05:00'"}
+    with closing(Application(system, connect_args=zone)) as app:
+
+        def read(sessions: Any) -> Any:
+            with sessions() as session:
+                return session.execute(select(Thing.at_time).where(Thing.id == 1)).scalar_one()
+
+        try:
+            app.warm("thing", 1)
+            before = read(app.sessions)
+            assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+            for kind, hours in (("TIMESTAMP(3)", 5), ("DATETIME(3)", 0)):
+                system.execute(f"ALTER TABLE things MODIFY at_time {kind} NULL")
+                app.warm("thing", 1)
+                assert read(app.plain) == before + timedelta(hours=hours), "as this session shows it"
+                assert read(app.sessions) == before + timedelta(hours=hours)
+                assert app.seen == [], "the cache is not asked"
+        finally:
+            system.execute("ALTER TABLE things MODIFY at_time DATETIME(3) NULL")
+
+
+def test_a_new_connection_in_another_time_zone_is_noticed(system: System) -> None:
+    """As after a failover. The cache stands aside from then on, also in sessions without a connection."""
+    with closing(Application(system)) as app:
+        app.warm("thing", 1)
+        with app.sessions() as session:
+            assert session.get_one(Thing, 1).since == datetime(2026, 6, 1, 12)  # noqa: DTZ001
+            assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+        with system.pair.primary.setting("time_zone", "'+05:00'"):
+            app.engine.dispose()
+            for _ in range(2):
+                with app.sessions() as session:
+                    session.execute(text("SELECT 1"))
+                    assert session.get_one(Thing, 1).since == datetime(2026, 6, 1, 17)  # noqa: DTZ001
+            with app.sessions() as session:
+                assert session.get_one(Thing, 1).since == datetime(2026, 6, 1, 17)  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("kind", ["alias", "function"])
+def test_a_timestamp_in_an_expression_is_read_from_the_database(system: System, kind: str) -> None:
+    """Or under another name of its table, as joined loading gives it."""
+    other = aliased(Thing)
+    texts: dict[str, Callable[[int], Any]] = {
+        "alias": lambda key: select(other.since).where(other.id == key),
+        "function": lambda key: select(sa.func.max(Thing.since)).where(Thing.id == key),
+    }
+    zone = {"init_command": "SET time_zone = '+05:00'"}
+    system.execute("UPDATE things SET is_on = NOT is_on WHERE id = 1")  # no entry of the other text
+    with closing(Application(system, connect_args=zone)) as app:
+        read = app.reads.select("report")(texts[kind])
+        app.warm("report", 1)
+        with app.sessions() as session:
+            assert read.all(session, 1) == [datetime(2026, 6, 1, 17)]  # noqa: DTZ001
 
 
 def test_keys_of_several_columns(app: Application) -> None:

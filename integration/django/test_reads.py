@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import datetime
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.core.signals import setting_changed
 from django.db import connections
 from django.test import Client, override_settings
 
 from appclient import ConfigError, Explanation, ReadOutcome
-from integration.harness import System
+from integration.harness import System, wait_for_hits
 
 FILLED_AND_HIT = [ReadOutcome.FILLED, ReadOutcome.HIT]
 EXTREMES: list[dict[str, Any]] = [
@@ -121,6 +124,11 @@ def test_keys_by_all_spellings(system: System, reads: list[Explanation]) -> None
     with pytest.raises(Thing.DoesNotExist):
         Thing.objects.get(pk=made.pk + 10**6)
     assert len(reads) == 8
+    for beyond in (2**63, -(2**70), str(10**30)):
+        with pytest.raises(Thing.DoesNotExist):
+            Thing.objects.get(pk=beyond)
+        assert Thing.objects.in_bulk([beyond]) == {}
+    assert len(reads) == 8, "the ORM knows that no column holds them"
     for unusual in ("x" * 300, "", " ", "\N{EARTH GLOBE EUROPE-AFRICA}", "a\x00b"):
         expected = Code.objects.using("replica").filter(pk=unusual).first()
         try:
@@ -195,18 +203,66 @@ def test_a_database_of_another_name_is_not_read_from_the_cache(
     assert not reads
 
 
+def begin_again() -> None:
+    """As another process, which knows no types of columns yet."""
+    setting_changed.send(sender=None, setting="FRESHNESS", value=None, enter=False)
+
+
 def test_a_column_that_reads_otherwise_is_refused(system: System) -> None:
-    from appclient.django.installed import get_app
     from integration.django.shop.models import Code
 
     made = Code.objects.create(code=f"c{uuid.uuid4().hex[:8]}")
     system.execute("ALTER TABLE shop_code DROP COLUMN v, ADD COLUMN v TIMESTAMP NULL")
     system.settle()
-    get_app()._types.clear()
-    connections["replica"].__dict__.pop("_freshness_plans", None)
+    begin_again()
     try:
         with pytest.raises(ConfigError, match=r"Code\.v is a column of type timestamp"):
             Code.objects.get(pk=made.pk)
     finally:
         system.execute("ALTER TABLE shop_code DROP COLUMN v, ADD COLUMN v INT NOT NULL DEFAULT 0")
-        get_app()._types.clear()
+        begin_again()
+
+
+@contextmanager
+def zone_of_sessions(zone: str) -> Iterator[None]:
+    """Sessions of Django on the replica."""
+    connection = connections["replica"]
+    options = connection.settings_dict["OPTIONS"]
+    options["init_command"] = f"SET time_zone = '{zone}'"
+    connection.close()
+    try:
+        yield
+    finally:
+        del options["init_command"]
+        connection.close()
+
+
+def test_a_column_that_becomes_a_timestamp_under_the_process_is_read_by_the_orm(
+    system: System, reads: list[Explanation], caplog: pytest.LogCaptureFixture
+) -> None:
+    from appclient.django.installed import get_app
+    from integration.django.shop.models import Thing
+
+    made = Thing.objects.create()
+    Thing.objects.update(moment=made.moment)  # a TIMESTAMP begins later than the extremes
+    system.settle()
+    with zone_of_sessions("+05:00"):
+        for _ in range(2):
+            assert Thing.objects.get(pk=made.pk).moment == made.moment
+        assert [each.outcome for each in reads] == FILLED_AND_HIT
+        system.execute("ALTER TABLE shop_thing MODIFY moment TIMESTAMP(6) NOT NULL")
+        try:
+            system.settle()
+            cache = get_app().cache
+            wait_for_hits(cache, "thing", [made.pk], system.describe)
+            shown = Thing.objects.using("replica").get(pk=made.pk).moment
+            assert shown == made.moment + datetime.timedelta(hours=5)
+            for _ in range(2):
+                assert Thing.objects.get(pk=made.pk).moment == shown
+                assert Thing.objects.in_bulk([made.pk])[made.pk].moment == shown
+            told = [each.getMessage() for each in caplog.records if "of type timestamp" in each.getMessage()]
+            assert len(told) == 1, told
+        finally:
+            system.execute("ALTER TABLE shop_thing MODIFY moment DATETIME(6) NOT NULL")
+            system.settle()
+            begin_again()

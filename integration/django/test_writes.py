@@ -14,11 +14,13 @@ import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import ProgrammingError, connection, connections, transaction
 from django.db.models import F
-from django.test import AsyncClient, Client, TestCase
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory, TestCase
 from django.test.utils import CaptureQueriesContext
 
-from appclient import Explanation, ReadOutcome
+from appclient import Cache, Explanation, ReadOutcome, SourceUnavailable
 from appclient.django import get_cache, wrote
+from appclient.django.middleware import ReadYourWritesMiddleware
 from integration.harness import System
 
 pytestmark = pytest.mark.usefixtures("stopped_replica")
@@ -133,6 +135,19 @@ def test_after_its_commit_a_session_reads_it(
     assert things().get(pk=key).v == 1
     assert things().in_bulk([key, key + 10**6])[key].v == 1
     assert reads[-1].outcome is not ReadOutcome.OWN_TRANSACTION
+    assert things().using("replica").get(pk=key).v == 0, "the replica was to show the past"
+
+
+def test_where_the_types_of_columns_are_unknown_a_session_reads_its_commit_from_the_primary(
+    system: System, key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise SourceUnavailable("no server shows the last change of the table")
+
+    update(key)
+    monkeypatch.setattr(Cache, "column_types", fail)
+    assert things().get(pk=key).v == 1
+    assert things().in_bulk([key])[key].v == 1
     assert things().using("replica").get(pk=key).v == 0, "the replica was to show the past"
 
 
@@ -306,6 +321,23 @@ def test_the_next_request_reads_the_commits_of_the_last(system: System, key: int
     assert client.get(f"/things/{key}").json() == {"v": 1}
     assert client.get(f"/things/{key}").cookies == {}
     assert other.get(f"/things/{key}").json()["v"] in (0, 1)
+
+
+def test_a_request_that_only_writes_sets_the_cookie(system: System, key: int) -> None:
+    """As one that redirects. A page that was read by the cookie is for its session alone."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        if request.method == "POST":
+            update(key)
+        return HttpResponse(str(things().get(pk=key).v) if request.method == "GET" else "")
+
+    factory, serve = RequestFactory(), ReadYourWritesMiddleware(view)
+    written: Any = serve(factory.post("/"))
+    assert list(written.cookies) == ["freshness"]
+    factory.cookies = written.cookies
+    shown: Any = serve(factory.get("/"))
+    assert (shown.content, shown.headers["Vary"]) == (b"1", "Cookie")
+    assert "Vary" not in serve(factory.head("/")).headers  # type: ignore[union-attr]
 
 
 def test_a_view_that_fails_after_its_commit_sets_the_cookie(system: System, key: int) -> None:

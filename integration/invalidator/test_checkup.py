@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appclient import Cache, SourceUnavailable
 from freshness.config.config import load_config
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import (
@@ -133,6 +134,50 @@ def test_a_token_file_and_a_port(
 def test_the_port_of_an_invalidator_that_runs_is_no_mistake(pair: Pair, tmp_path: Path, port: int) -> None:
     with running_system(pair, tmp_path, extra=f'[http]\nlisten = "127.0.0.1:{port}"\n') as system:
         assert check(system.config_path)[0] == OK
+
+
+@pytest.mark.parametrize("flavor", ["mariadb"], indirect=True)
+def test_a_server_whose_sessions_read_the_past(tmp_path: Path, pair: Pair) -> None:
+    """No cached read takes a row of it, of any table."""
+    versioned = "CREATE TABLE notes (id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING"
+    objects = f'{CUSTOMER}[objects.note]\ntable = "notes"\n'
+    with running_system(pair, tmp_path, tables=(CUSTOMERS_TABLE, versioned), objects=objects) as system:
+        system.execute("INSERT INTO notes VALUES (1, 1)")
+        system.settle()
+        for server in (pair.replica, pair.primary):
+            server.execute("SET GLOBAL system_versioning_asof = '2026-01-01 00:00:00'")
+        try:
+            told = errors(system.config_path, OPERATOR)
+            for server in (pair.replica, pair.primary):
+                assert f"{server.port}: system_versioning_asof is 2026-01-01 00:00:00.000000" in told
+            assert "SET GLOBAL system_versioning_asof = DEFAULT" in told
+            with closing(Cache.open(system.config_path)) as cache, pytest.raises(SourceUnavailable):
+                cache.get("note", 1)
+        finally:
+            for server in (pair.replica, pair.primary):
+                server.execute("SET GLOBAL system_versioning_asof = DEFAULT")
+        assert errors(system.config_path, OK) == ""
+        with closing(Cache.open(system.config_path)) as cache:
+            assert cache.get("note", 1) == {"id": 1, "v": 1}
+
+
+@pytest.mark.parametrize("flavor", ["mariadb"], indirect=True)  # a server_uuid of MySQL is of its data
+def test_a_primary_with_another_identity(
+    primary: DatabaseServer, memcached: Memcached, tmp_path: Path
+) -> None:
+    """Of the same server: `check` reports it before a start."""
+    path = config_of(tmp_path, primary, memcached.address)
+
+    def found() -> list[str]:
+        return [each["message"] for each in check(path)[1] if each["rule"] == "primary-changed"]
+
+    with InvalidatorProcess(path):
+        assert found() == []
+    with primary.setting("server_id", 4711):
+        (message,) = found()
+        assert "follows the primary" in message
+        assert " 4711 " in message.rpartition("which is")[2]
+    assert found() == []
 
 
 def test_nodes(primary: DatabaseServer, memcached: Memcached, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from freshness.algorithm.applier import RETRY_SECONDS
-from freshness.algorithm.request import Step, Wait
+from freshness.algorithm.request import Procedure, Step, Wait
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position
 from freshness.stream.source import Transaction
@@ -72,6 +72,7 @@ def run_loop(
     observer: LoopObserver,
 ) -> LoopProcedure:
     """Invalidate until ``is_stopping``; then leave the resume copies up to date."""
+    logged = ""
     while not is_stopping():
         try:
             yield from shard.join_missing()
@@ -85,6 +86,7 @@ def run_loop(
             yield from shard.check_history()
             shard.opened(start)
             observer.stream_opened(start)
+            logged = ""
             yield from _follow(shard, transactions_max, is_stopping, observer)
         except HistoryPurged as error:
             if shard.is_repeating:
@@ -93,17 +95,17 @@ def run_loop(
             shard.end_lives_behind()
         except HistoryLost as error:
             if not shard.confirm_loss():
-                yield from _pause(shard, observer, error)
+                logged = yield from _pause(shard, observer, error, logged)
                 continue
             try:
                 epoch = yield RaiseEpoch()
             except SourceUnavailable as failure:
-                yield from _pause(shard, observer, failure)
+                logged = yield from _pause(shard, observer, failure, logged)
                 continue
             log.error("%s: the epoch is now %d, all nodes begin new lives", error, epoch)
             shard.end_lives()
         except SourceUnavailable as error:
-            yield from _pause(shard, observer, error)
+            logged = yield from _pause(shard, observer, error, logged)
         finally:
             observer.stream_closed()
     yield from shard.finish()
@@ -130,8 +132,13 @@ def _follow(
             return
 
 
-def _pause(shard: ShardInvalidator, observer: LoopObserver, error: FreshnessError) -> LoopProcedure:
-    """Wait before the next try. Leases are kept, or closed, as the age of the own heartbeat demands."""
+def _pause(
+    shard: ShardInvalidator, observer: LoopObserver, error: FreshnessError, logged: str
+) -> Procedure[str]:
+    """Wait before the next try. Leases are kept, or closed, as the age of the own heartbeat demands. Returns the
+    error as text: it is logged once, however long it stays, as ``logged``."""
     observer.failed(error)
-    log.warning("%s; next try in %.0f s", error, RETRY_SECONDS)
+    if str(error) != logged:
+        log.warning("%s; it is tried again every %.0f s", error, RETRY_SECONDS)
     yield from shard.pause()
+    return str(error)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import resource
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 import pymysql
 
-from freshness.algorithm.envelope import find_record, record_key
+from freshness.algorithm.envelope import find_record, record_key, resume_key
 from freshness.algorithm.node import CacheNode, DescribedNode
 from freshness.algorithm.request import Add, Delete, Get, Item, Stored
 from freshness.config.config import Config
@@ -31,6 +31,7 @@ from freshness.database.connection import (
     executed_position,
     quote_name,
     read_rows,
+    server_identity,
     translated,
 )
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
@@ -64,6 +65,7 @@ class Checkup:
         self.refusals: list[FreshnessError] = []
         self.mended: list[CheckFinding] = []
         self._config = config
+        self._primaries: dict[str, str] = {}  # their identities, by lineage
         self._addresses: dict[str, tuple[ServerAddress, str]] = {}  # with the flavor, by where findings are
 
     def run(self) -> None:
@@ -148,6 +150,7 @@ class Checkup:
             if any(each.rule is Rule.FLAVOR for each in found):
                 return  # it would not understand the rest
             head = executed_position(connection, flavor)
+            self._primaries[shard.lineage] = server_identity(connection, flavor)
         if shard.serving and not select_errors(found):
             with self.noting():
                 _rehearse(shard.primary, flavor)
@@ -184,7 +187,7 @@ class Checkup:
                     facts = _look_at_node(node, cache.backend)
                     self.findings += facts.check(self._config)
                     if not select_errors(facts.check(self._config)):
-                        self.findings += _check_node(node, key, self._config)
+                        self.findings += _check_node(node, key, self._config, self._primaries)
                 except NodeRefused as error:
                     self.findings.append(CheckFinding(Rule.NODE_RIGHT, error.message, error.hint, node.name))
                 except NodeUnavailable as error:
@@ -274,13 +277,16 @@ def _look_at_node(node: CacheNode, backend: str) -> NodeFacts:
     )
 
 
-def _check_node(node: CacheNode, key: bytes, config: Config) -> Iterator[CheckFinding]:
-    lineages = config.lineages
+def _check_node(
+    node: CacheNode, key: bytes, config: Config, primaries: Mapping[str, str]
+) -> Iterator[CheckFinding]:
     namespace = config.cache.namespace
-    records = node.perform([Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages])
     ring = Placement(config.cache.nodes, namespace).ring_version
-    for lineage, reply in zip(lineages, records, strict=True):
-        yield from check_record(node.name, find_record(reply, node.name), ring, lineage, config)
+    for lineage in config.lineages:
+        keys = record_key(namespace, lineage), resume_key(namespace, lineage)
+        replies = node.perform([Get(each, is_bound=True) for each in keys])
+        record, resume = (find_record(reply, node.name) for reply in replies)
+        yield from check_record(node.name, record, resume, ring, lineage, primaries.get(lineage, ""), config)
     [found] = node.perform([Get(key)])
     if isinstance(found, Item):
         yield CheckFinding(

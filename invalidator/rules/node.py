@@ -142,9 +142,24 @@ def _check_redis(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iterator
 
 
 def check_record(
-    name: str, record: NodeRecord | None, ring: int, lineage: str, config: Config
+    name: str,
+    record: NodeRecord | None,
+    resume: NodeRecord | None,
+    ring: int,
+    lineage: str,
+    primary: str,
+    config: Config,
 ) -> Iterator[CheckFinding]:
-    """Whether those who keep the record of a node have this file, where there is one."""
+    """Whether those who keep the record of a node have this file, and follow the server that is the primary now.
+    ``resume``: its resume copy; ``primary``: the identity of that server, "" if it is not known."""
+    followed = record or resume
+    if primary and followed is not None and followed.primary not in ("", primary):
+        yield CheckFinding(
+            Rule.PRIMARY_CHANGED,
+            f"{name}: its record of {lineage} follows the primary {followed.primary}, which is {primary} now",
+            Rule.PRIMARY_CHANGED.remedy,
+            name,
+        )
     if record is None:
         return
     if record.topology > config.topology:

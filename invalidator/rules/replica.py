@@ -38,6 +38,7 @@ class ShardFacts:
         yield from _check_adoption(self)
         for server in (self.primary, *self.replicas):
             yield from _check_capacity(server, self.config)
+            yield from _check_past(server)
         zone = self.config.cache.zone
         if zone and self.shard.replicas and all(each.zone != zone for each in self.shard.replicas):
             yield CheckFinding(
@@ -182,6 +183,15 @@ def _check_adoption(facts: ShardFacts) -> Iterator[CheckFinding]:
                 "; ".join(each.hint for each in missing),
                 *(statement for each in missing for statement in each.statements),
             )
+
+
+def _check_past(server: ServerFacts) -> Iterator[CheckFinding]:
+    name = "system_versioning_asof"
+    if server[name] not in ("", "DEFAULT"):
+        why = (
+            "system-versioned tables are read as they were then, and each cached read goes to another server"
+        )
+        yield server.setting(Rule.PAST, name, "DEFAULT", why, but="also in its configuration file")
 
 
 def _check_capacity(server: ServerFacts, config: Config) -> Iterator[CheckFinding]:

@@ -264,6 +264,13 @@ class Rule(Enum):
         "the account of a server that applications read may not read a cached table",
         "grant the account SELECT on it",
     )
+    PAST = (
+        "error",
+        CAVEAT,
+        "system_versioning_asof of MariaDB is set: sessions read system-versioned tables as they were then, so the"
+        " cache refuses every session of the server",
+        "set it to DEFAULT",
+    )
     REPLICA_FILTER = (
         "error",
         "F25",
@@ -394,6 +401,14 @@ class Rule(Enum):
         "an invalidator with other nodes in its file keeps the record of a node: this file's readers neither hit nor"
         " fill there",
         "give all processes one file, and stop the invalidators that have another",
+    )
+    PRIMARY_CHANGED = (
+        "warning",
+        "F101",
+        "a node record follows a primary with another identity than the configured one: the cache starts empty,"
+        " unless the servers show or `lossless_failover` states that nothing is lost",
+        "if it is the same server, give it the previous server_id, host name and port; after a failover see"
+        " docs/operations.md#failover-of-the-primary",
     )
     REDIS_REPLICA = ("error", "F115", "a Redis node is a replica, which takes no writes", "name its primary")
     REDIS_CLUSTER = (

@@ -346,6 +346,14 @@ def test_a_value_above_the_maximum_is_not_stored() -> None:
     assert a_reader(world, value_bytes_max=SIZE).read() is ReadOutcome.FILLED
 
 
+def test_parts_live_as_long_as_their_entry() -> None:
+    world = World()
+    start(world)
+    assert a_reader(world).read() is ReadOutcome.FILLED
+    items = [world.stores[NODE].peek(key) for key in (KEY, *manifest_of(world).keys(NAMESPACE))]
+    assert len({item.ttl_seconds for item in items if item is not None}) == 1
+
+
 def test_a_value_of_too_many_parts_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PARTS_MAX", COUNT - 1)
     world = World()

@@ -243,7 +243,7 @@ class Scene:
                 self.world.sleep(self.head_seconds)
                 return Head(self.shown, self.world.database.epoch, self.primary)
             case ConfirmSuccession():
-                assert (step.previous, step.present) == ("first", "second")
+                assert {step.previous, step.present} == {"first", "second"}
                 return self.is_succession_certain
             case OpenStream():
                 return self._open(step.start)
@@ -418,6 +418,25 @@ def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.Monkey
     assert sound.broken == []
     plant(monkeypatch)
     assert schedule(World()) == (1, ReadOutcome.TABLE_FLOOR)
+
+
+def test_another_identity_of_the_primary_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each look finds it again until the epoch is raised. A second time is logged again."""
+    world = World()
+    scene = Scene(world)
+    scene.run(3)
+    for primary in ("second", "first"):
+        scene.change(1)
+        caplog.clear()
+        scene.primary = primary
+        scene.is_stream_broken = True
+        scene.run(applier.HISTORY_CONFIRM_SECONDS + 20)
+        told = [each.getMessage() for each in caplog.records if "the primary was" in each.getMessage()]
+        assert [each.levelname for each in caplog.records if "the primary was" in each.getMessage()] == [
+            "WARNING",
+            "ERROR",
+        ], told
+    assert world.database.epoch == 3
 
 
 def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Final
@@ -156,6 +157,7 @@ class StillCache(Cache):
             file.flush()
             self.config = load_config(Path(file.name), is_application=True)
         self.asked: list[tuple[Any, str | None]] = []
+        self.types = {"name": "varchar"}
         self.failure: Exception | None = None
 
     def get(self, object_name: str, key: Any, *, at_least: Any = None, **_: Any) -> Any:
@@ -166,6 +168,9 @@ class StillCache(Cache):
 
     def get_many(self, object_name: str, keys: Any, *, at_least: Any = None, **_: Any) -> dict[Any, Any]:
         return {key: self.get(object_name, key, at_least=at_least) for key in keys}
+
+    def column_types(self, lineage: str, table: str) -> dict[str, str]:
+        return self.types
 
     def key_columns(self, object_name: str) -> tuple[str, ...]:
         return ("id",)
@@ -210,6 +215,23 @@ def test_reads_by_key(session: Session) -> None:
     assert session.scalars(select(Customer.__table__.c.name).where(Customer.__table__.c.id == 2)).all() == [
         "cache"
     ]
+
+
+def test_the_read_that_sees_an_alter_is_judged_by_it(shop: Shop, session: Session) -> None:
+    assert name_of(session) == "cache"
+    site = shop.reads._site(shop.engine)
+    assert site is not None
+    assert site.session is not None
+    site.session = replace(site.session, zone="+05:00")
+    assert name_of(session) == "cache", "no TIMESTAMP"
+    get = shop.cache.get
+
+    def alter(*args: Any, **options: Any) -> Any:
+        shop.cache.types = {"name": "timestamp"}
+        return get(*args, **options)
+
+    shop.cache.get = alter  # type: ignore[method-assign]
+    assert name_of(session) == "database"
 
 
 def test_a_key_that_only_the_driver_understands(session: Session) -> None:

@@ -23,7 +23,8 @@ class FreshnessCheck(BaseCommand):
         app = get_app()
         try:
             for subject in app.objects.values():
-                app.column_types(subject)
+                shards = app.options.config.keyspaces[subject.keyspace].serving_shards
+                app.column_types(subject, [shard.lineage for shard in shards])
             for line in app.describe():
                 self.stdout.write(line)
         except FreshnessError as error:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pymysql.cursors import DictCursor
 
 from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
+from appclient.connection.own_pool import BorrowedConnection, OwnPool
 from appclient.database.shard import ShardDatabase
 from appclient.reading.lookup import Lookups
 from appclient.reading.reader import NodeReads
 from freshness.config.config import load_config
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 
@@ -174,3 +177,14 @@ def test_a_connection_of_sqlalchemy_is_its_drivers(cache: Cache) -> None:
     assert cache.get("customer", 1, connection=bound) == {"id": 1, "name": "mine"}
     with pytest.raises(ConfigError, match="connection= got a object"):
         cache.get("customer", 1, connection=object())
+
+
+def test_two_columns_of_one_name_are_refused_of_an_own_pool() -> None:
+    """A row as a dictionary would lack one of them."""
+    pool = OwnPool(lambda: None, lambda _: None, lambda _: None, sqlite3.Error)
+    cursor = BorrowedConnection(pool, sqlite3.connect(":memory:")).cursor(DictCursor)
+    cursor.execute("SELECT 1 AS a, 2 AS b")
+    assert cursor.fetchall() == [{"a": 1, "b": 2}]
+    cursor.execute("SELECT 1 AS a, 2 AS a")
+    with pytest.raises(SourceUnsuitable, match="two columns of one answer have the same name: a, a"):
+        cursor.fetchall()

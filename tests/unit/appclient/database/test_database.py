@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import pymysql
@@ -579,6 +579,21 @@ def test_reads_inside_a_snapshot_are_asked_for_its_commits(
     assert {lineage: str(each.position) for lineage, each in asked.items()} == dict.fromkeys(
         lineages, f"{SERVER}:1-5"
     )
+
+
+def test_commits_of_shards_that_a_second_server_answered_for_are_not_shown(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether the rows are of the server that has them (F107, I9)."""
+    token = sharded.shards["shop/-80"].make_token(1, parse_position("mysql", f"{SERVER}:1-5"))
+    monkeypatch.setattr(
+        ShardDatabase, "read_token", lambda self, _: (replace(token, lineage=self.lineage), "server")
+    )
+    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("another",)]))
+    lineages = ("shop/-80", "shop/80-")
+    assert sharded.snapshot(lineages, lambda _: "rows") == ("rows", [None, None])
+    with pytest.raises(SourceUnavailable, match="not known to show the commits"):
+        sharded.snapshot(lineages, lambda _: "rows", {"shop/-80": token})
 
 
 def test_a_read_over_shards_takes_each_token_before_its_snapshot(

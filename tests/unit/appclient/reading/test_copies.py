@@ -11,7 +11,7 @@ import pytest
 from appclient.reading.copies import COPY_BYTES, Copies
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.algorithm.state import Read
+from freshness.algorithm.state import NO_DEMAND, Read
 
 POLICY = ObjectPolicy("customer", 7, ("customers",), ("shop/-",), 3600)
 
@@ -84,6 +84,17 @@ def test_a_key_that_was_no_hit_any_more_has_no_copy(outcome: ReadOutcome) -> Non
     process.hit("a", b"old", asked_at=99.5)
     process.copies.note(lookup("a"), Read(outcome, value="new"), 99.9)
     assert process.find("a") == "nothing"
+
+
+def test_a_copy_that_was_served_while_another_fills_serves_the_next_reader_too() -> None:
+    copies = Copies(10 * COPY_BYTES, lambda: 100.0, {"customer": (0.0, 5.0)})
+    copies.note(lookup("a"), Read(ReadOutcome.HIT, b"1"), 100.0)
+    read = copies.serving(
+        lambda lookups, *_: [copies.recall(each) or Read(ReadOutcome.HIT) for each in lookups]
+    )
+    for _ in range(2):
+        (served,) = read([lookup("a")], NO_DEMAND, None)
+        assert (served.outcome, served.payload) == (ReadOutcome.STALE_SERVED, b"1")
 
 
 def test_the_bytes_are_bounded_and_the_oldest_copy_goes_first() -> None:

@@ -284,9 +284,10 @@ def test_a_refused_append_removes_stripe_and_entry(scene: Scene) -> None:
     assert scene.value() is None
 
 
-def test_a_position_too_long_for_a_chunk_removes_stripe_and_entry(scene: Scene) -> None:
-    long = ":".join(str(number) for number in range(11, 2 * CHUNK_BYTES_MAX, 2))
-    scene.refill(streamed=f"1-9:{long}")
+@pytest.mark.parametrize("start", ["1-9", "1-20"], ids=["no row may be stored", "the row could be stored"])
+def test_a_position_too_long_for_a_chunk_removes_stripe_and_entry(scene: Scene, start: str) -> None:
+    long = ":".join(str(number) for number in range(31, 2 * CHUNK_BYTES_MAX, 2))
+    scene.refill(streamed=f"{start}:{long}")
     assert scene.value() is None
     assert scene.value(STRIPE) is None
 

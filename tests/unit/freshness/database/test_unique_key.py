@@ -48,6 +48,19 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     return cast(Connection, None)
 
 
+def test_a_primary_key_over_the_beginning_of_a_column_is_refused(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = vars(schema)["read_rows"]
+
+    def read_rows(asked: Connection, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
+        return [("email", 4)] if sql == schema._PRIMARY_KEY else read(asked, sql, parameters)
+
+    monkeypatch.setattr(schema, "read_rows", read_rows)
+    with pytest.raises(ConfigError, match=r"the primary key of shop\.users holds only 4 characters of email"):
+        key_columns(connection, "shop", "users")
+
+
 @pytest.mark.parametrize("names", [("email", "tenant"), ("tenant", "email"), ("id",), ("tenant", "id")])
 def test_columns_that_a_unique_index_lies_within_find_one_row(
     connection: Connection, names: tuple[str, ...]
