@@ -179,7 +179,7 @@ def look_at_the_check(system: System) -> None:
     names = {"severity", "code", "rule", "where", "message", "hint", "statements", "mended"}
     assert all(finding.keys() == names for finding in findings)
     assert f"findings: {len(findings)}" in verb(system, "check")
-    assert run_cli("version").stdout == f"freshness {__version__}\n"
+    assert run_cli("--version").stdout == f"freshness {__version__}\n"
 
 
 def look_at_mistakes(system: System) -> None:

@@ -473,7 +473,7 @@ def test_a_start_by_time_is_found_in_the_log_of_a_replica(own_pair: Pair, tmp_pa
     primary.execute("FLUSH BINARY LOGS")
     wait_until(lambda: purge_logs(primary), "all but the last log are purged")
     primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
-    with StreamOpener(lambda: config).open(StreamQuery("shop", since=begun)).stream as stream:
+    with closing(StreamOpener(lambda: config).open(StreamQuery("shop", since=begun)).stream) as stream:
         found: list[Any] = []
 
         def have_come() -> bool:

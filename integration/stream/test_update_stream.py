@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,7 +125,7 @@ def streaming(
     shards: Sequence[Shard], flavor: str, start: Start = "now", **options: Any
 ) -> Iterator[UpdateStream]:
     keyspace = Keyspace(name="shop", flavor=flavor, shards=tuple(shards))  # type: ignore[arg-type]
-    with UpdateStream(keyspace, access_for(flavor), start=start, **options) as stream:
+    with closing(UpdateStream(keyspace, access_for(flavor), start=start, **options)) as stream:
         yield stream
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -432,19 +432,19 @@ def test_the_merged_stream_of_a_keyspace(shards: list[Shard], tmp_path: Path) ->
         begun = datetime.now(UTC).isoformat()
         for key in CUSTOMERS:
             made.execute(key, "INSERT INTO customers VALUES (%s, %s, 100)", key, f"customer {key}")
-        with opener.open(StreamQuery("shop", since=begun)).stream as stream:
+        with closing(opener.open(StreamQuery("shop", since=begun)).stream) as stream:
             # The shards are younger than the margin of the search: it begins where their logs do
             _read_customers(stream, {(key, 100) for key in CUSTOMERS})
             resume = stream.resume
         for key in CUSTOMERS:
             made.execute(key, "UPDATE customers SET v = 101 WHERE customer_id = %s", key)
         wanted = {(key, 101) for key in CUSTOMERS}
-        with opener.open(StreamQuery("shop", since=resume.format())).stream as stream:
+        with closing(opener.open(StreamQuery("shop", since=resume.format())).stream) as stream:
             assert _read_customers(stream, wanted) == wanted
         half = KeyRange.parse("-40")
         inside = {(key, v) for key, v in wanted if half.contains(keyspace_id("hash", key))}
         assert 0 < len(inside) < len(CUSTOMERS)
-        with opener.open(StreamQuery("shop", "-40", resume)).stream as stream:
+        with closing(opener.open(StreamQuery("shop", "-40", resume)).stream) as stream:
             assert _read_customers(stream, inside) == inside
         token = opener.read_token("shop", "-80")
         assert token.position.contains(parse_position("mysql", shards[0].primary.executed()))

@@ -8,8 +8,8 @@ bounded by `PIECE_ROWS_MAX` rows, or a row group of a merged file, however large
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -25,7 +25,7 @@ from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row
 from invalidator.stream.json_lines import PIECE_ROWS_MAX
-from invalidator.stream.message import StreamMessage, make_message
+from invalidator.stream.message import OpenTransaction, StreamMessage
 
 BATCH_ROWS: Final = 2_000
 _COLUMNS: Final = (
@@ -84,22 +84,6 @@ def _require_no_gap(files: Sequence[ArchiveFile]) -> None:
 
 
 @dataclass(slots=True)
-class _Group:
-    """Rows of one transaction that were read and not yet handed out."""
-
-    head: Mapping[str, Any]
-    changes: list[RowChange] = field(default_factory=list)
-    raised: dict[str, str] = field(default_factory=dict)
-    heartbeats: list[Heartbeat] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    last_row: int = -1
-    taken: int = 0
-    """Row up to which it was handed out."""
-    count: int = 0
-    """Changes, with those that were handed out."""
-
-
-@dataclass(slots=True)
 class _FileReader:
     keyspace: str
     lineage: str
@@ -108,22 +92,19 @@ class _FileReader:
 
     def messages(self) -> Iterator[StreamMessage]:
         ordinal = self.file.first - 1
-        group: _Group | None = None
         for ordinal_of_rows, rows in groupby(self._rows(), key=lambda row: row["ordinal"]):
             if ordinal_of_rows != ordinal + 1:
                 raise self._broken(f"transaction {ordinal_of_rows} comes after {ordinal}")
             ordinal += 1
-            for row in rows:
-                if group is None:
-                    group = _Group(row)
-                self._add(group, row)
-                if len(group.changes) >= PIECE_ROWS_MAX and group.count < row["rows"]:
-                    yield self._take(group, is_last=False)
-            assert group is not None, "groupby makes no empty groups"
-            if group.count != group.head["rows"]:
+            head = next(rows)
+            group, count = OpenTransaction(self._begin(head)), 0
+            for row in chain([head], rows):
+                count += self._add(group, row)
+                if len(group.changes) >= PIECE_ROWS_MAX and count < row["rows"]:
+                    yield group.take(is_last=False)
+            if count != head["rows"]:
                 raise self._broken(f"transaction {ordinal} is not whole")
-            yield self._take(group, is_last=True)
-            group = None
+            yield group.take(is_last=True)
         if ordinal != self.file.last:
             raise self._broken(f"it ends with transaction {ordinal}")
 
@@ -145,22 +126,22 @@ class _FileReader:
             ordered = group.sort_by([("ordinal", "ascending"), ("row", "ascending")])
             yield from ordered.to_batches(BATCH_ROWS)
 
-    def _add(self, group: _Group, row: Mapping[str, Any]) -> None:
+    def _add(self, group: OpenTransaction, row: Mapping[str, Any]) -> bool:
+        """True for a change."""
         op = row["op"]
         if op in ("insert", "update", "delete"):
             if row["row"] <= group.last_row:
                 raise self._broken(f"row {row['row']} of transaction {row['ordinal']} is out of order")
             before, after = self._read_image(row["before"]), self._read_image(row["after"])
-            group.changes.append(RowChange(row["table"], op, before, after))
-            group.numbers.append(row["row"])
-            group.last_row = row["row"]
-            group.count += 1
-        elif op == "raise":
+            group.add(RowChange(row["table"], op, before, after), row["row"])
+            return True
+        if op == "raise":
             group.raised[row["table"]] = row["detail"] or ""
         elif op == "heartbeat":
             group.heartbeats.append(self._read_heartbeat(row["detail"]))
         elif op != "empty":
             raise self._broken(f"op {op!r} of transaction {row['ordinal']} is not known to this version")
+        return False
 
     def _read_image(self, text: str | None) -> dict[str, Any] | None:
         return from_json_row(cast(Any, self._decode(text)))
@@ -177,24 +158,11 @@ class _FileReader:
         except msgspec.DecodeError as error:
             raise self._broken(f"a row that is no JSON: {error}") from error
 
-    def _take(self, group: _Group, *, is_last: bool) -> StreamMessage:
-        head = group.head
-        position = parse_position(self.flavor, head["gtid"])
-        token = EventToken(self.lineage, head["shard"], head["epoch"], head["timestamp_us"], position)
-        whole = StreamMessage(
-            self.keyspace,
-            head["shard"],
-            token,
-            Transaction(position, head["timestamp_us"]),
-            {},
-            head["timestamp_us"],
-        )
-        message = make_message(
-            whole, group.changes, group.numbers, group.raised, group.heartbeats, group.taken, is_last=is_last
-        )
-        group.taken = group.last_row + 1
-        group.changes, group.numbers, group.raised, group.heartbeats = [], [], {}, []
-        return message
+    def _begin(self, head: Mapping[str, Any]) -> StreamMessage:
+        position, timestamp_us = parse_position(self.flavor, head["gtid"]), head["timestamp_us"]
+        token = EventToken(self.lineage, head["shard"], head["epoch"], timestamp_us, position)
+        transaction = Transaction(position, timestamp_us)
+        return StreamMessage(self.keyspace, head["shard"], token, transaction, {}, timestamp_us)
 
     def _broken(self, problem: str) -> FormatError:
         return FormatError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+from freshness import __version__
 from freshness.errors import FreshnessError, required_packages
 
 with required_packages("invalidator", "invalidator"):
@@ -30,7 +31,6 @@ with required_packages("invalidator", "invalidator"):
         schema,
         status,
         stream,
-        version,
     )
     from invalidator.cli.options import Verb
 
@@ -55,16 +55,21 @@ for verb in (
     reshard.reshard,
     compare.compare,
     completion.completion,
-    version.version,
 ):
     app.command(verb.__name__.removesuffix("_key"), cls=Verb)(verb)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"freshness {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
 def _take_common_options(
     _: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=version.print_version, is_eager=True),
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Options that stand before a verb."""

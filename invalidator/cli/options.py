@@ -23,6 +23,14 @@ Since = Annotated[
 ]
 
 
+TableNames = Annotated[
+    str | None,
+    typer.Option(
+        "--tables", help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'
+    ),
+]
+
+
 class Verb(TyperCommand):
     """A verb whose options and single arguments are never empty: an unset variable of the shell would mean the
     default, or the current folder. A key may be empty."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
+from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since, TableNames
 from invalidator.cli.output import show_progress
 from invalidator.cli.signals import load_on_hangup, note_stop
 from invalidator.stream.selection import read_names
@@ -27,10 +27,7 @@ def publish(
         typer.Option("--format", help="The stream's own lines, or Debezium's envelope."),
     ] = "lines",
     topics: Annotated[str, typer.Option(help="The topic of a table.")] = "{prefix}.{schema}.{table}",
-    tables: Annotated[
-        str | None,
-        typer.Option(help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'),
-    ] = None,
+    tables: TableNames = None,
     settings: Annotated[
         Path | None, typer.Option(help="A file of NAME=VALUE lines for Kafka's client, such as passwords.")
     ] = None,

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from freshness.errors import StorageUnavailable
-from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
+from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since, TableNames
 from invalidator.cli.signals import load_on_hangup, note_stop
 from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
@@ -27,10 +27,7 @@ def stream(
         bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Changes until the end.")] = None,
-    tables: Annotated[
-        str | None,
-        typer.Option(help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'),
-    ] = None,
+    tables: TableNames = None,
     columns: Annotated[
         str | None, typer.Option(help='COLUMN or TABLE.COLUMN, such as "id,orders.*"; default: all.')
     ] = None,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -148,12 +148,6 @@ class KafkaWriter:
             self._producer.init_transactions(ANSWER_SECONDS)
             self._known.update(self._admin.list_topics(timeout=ANSWER_SECONDS).topics)
             self._require_topic(positions_topic, 1, {"cleanup.policy": "compact"})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give up what is not committed. Harmless when closed."""

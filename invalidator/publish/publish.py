@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -84,8 +85,8 @@ def publish(
     while not is_stopping():
         run: _Run | None = None
         try:
-            with KafkaWriter(
-                publication.brokers, publication.prefix, topics.positions, publication.settings
+            with closing(
+                KafkaWriter(publication.brokers, publication.prefix, topics.positions, publication.settings)
             ) as kafka:
                 found = kafka.read_position()
                 # Once begun, a position is there, and --since was obeyed.

@@ -29,7 +29,7 @@ from freshness.stream.schema import KeySource, TableSchema, make_schema_id
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row, to_json_row
 from invalidator.stream.layout_book import LayoutBook, cut_key
-from invalidator.stream.message import StreamMessage, make_message
+from invalidator.stream.message import OpenTransaction, StreamMessage
 from invalidator.stream.selection import WHOLE, Selection
 
 PIECE_ROWS_MAX: Final = 10_000
@@ -247,32 +247,11 @@ def _read(path: Path, feed: Callable[[bytes], Iterable[Made]]) -> Iterator[Made]
         raise FormatError(f"{path}: cannot be read: {error.strerror}", hint="is it a file?") from error
 
 
-@dataclass(slots=True)
-class _Open:
-    """A transaction of which not all lines have come. ``taken``: rows up to which it was handed out."""
-
-    message: StreamMessage
-    changes: list[RowChange] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    raised: dict[str, str] = field(default_factory=dict)
-    heartbeats: list[Heartbeat] = field(default_factory=list)
-    last_row: int = -1
-    taken: int = 0
-
-    def take(self, *, is_last: bool) -> StreamMessage:
-        message = make_message(
-            self.message, self.changes, self.rows, self.raised, self.heartbeats, self.taken, is_last=is_last
-        )
-        self.taken = self.last_row + 1
-        self.changes, self.rows, self.raised, self.heartbeats = [], [], {}, []
-        return message
-
-
 class LineReader:
     """Puts messages together from lines, for each shard by itself. Lines of the other kinds are passed over."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], _Open] = {}
+        self._open: dict[tuple[str, str], OpenTransaction] = {}
 
     def feed(self, data: bytes) -> list[StreamMessage]:
         """The messages that this line completes. Raises `FormatError`."""
@@ -290,31 +269,29 @@ class LineReader:
             log.warning(
                 "%s ends inside transaction %s of shard %s, which is left out",
                 where,
-                each.message.token.position,
-                each.message.shard,
+                each.head.token.position,
+                each.head.shard,
             )
 
     def _add(self, line: UpdateLine) -> list[StreamMessage]:
         token = EventToken.parse(line.token)
         place = (line.keyspace, line.shard)
         current = self._open.get(place)
-        if current is not None and current.message.token != token:
-            if _was_delivered(current.message.token, line):
+        if current is not None and current.head.token != token:
+            if _was_delivered(current.head.token, line):
                 raise FormatError(
-                    f"transaction {token.position} begins, and {current.message.token.position} has no last line",
+                    f"transaction {token.position} begins, and {current.head.token.position} has no last line",
                     hint="lines are missing: replay what was printed, as it was printed",
                 )
-            log.warning("transaction %s was cut off, and is left out", current.message.token.position)
+            log.warning("transaction %s was cut off, and is left out", current.head.token.position)
             current = None
         is_change = line.op in CHANGES
         if current is None or (is_change and line.row <= current.last_row):
             # Or the same once more from its start: what was not complete never counted.
-            current = self._open[place] = _Open(_message(line, token))
+            current = self._open[place] = OpenTransaction(_message(line, token))
         if is_change:
             before, after = from_json_row(line.before), from_json_row(line.after)
-            current.changes.append(RowChange(_table(line), cast(Any, line.op), before, after))
-            current.rows.append(line.row)
-            current.last_row = line.row
+            current.add(RowChange(_table(line), cast(Any, line.op), before, after), line.row)
         elif line.op == "raise":
             current.raised[_table(line)] = line.reason
         elif line.op == "heartbeat":

@@ -6,7 +6,7 @@ Made by ``invalidator.stream.update_stream``; printed, archived and served by ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from freshness.position.token import EventToken
 from freshness.stream.resume import RefreshPlace
@@ -56,33 +56,40 @@ class StreamMessage:
         return range(self.first_row, self.first_row + len(self.transaction.changes))
 
 
-def make_message(
-    head: StreamMessage,
-    changes: Sequence[RowChange],
-    rows: Sequence[int],
-    raised: Mapping[str, str],
-    heartbeats: Sequence[Heartbeat],
-    first_row: int,
-    *,
-    is_last: bool,
-) -> StreamMessage:
-    """A message read back: ``head`` with its transaction, or with the piece of it that begins at ``first_row``.
+@dataclass(slots=True)
+class OpenTransaction:
+    """A transaction that is read back piece by piece. ``head``: a message of it, without its contents. ``rows``: the
+    places of ``changes``; ``raised``: the reason by table. ``last_row``: the latest place; ``taken``: where those end
+    that were handed out."""
 
-    ``raised``: reason by table.
-    """
-    transaction = head.transaction._replace(
-        changes=tuple(changes),
-        raised_tables=frozenset(raised),
-        heartbeats=tuple(heartbeats),
-        reasons=tuple(dict.fromkeys(filter(None, raised.values()))),
-        first_row=first_row,
-        is_last=is_last,
-    )
-    is_gapless = list(rows) == list(range(first_row, first_row + len(rows)))
-    return replace(
-        head,
-        transaction=transaction,
-        first_row=first_row,
-        is_last=is_last,
-        row_numbers=None if is_gapless else tuple(rows),
-    )
+    head: StreamMessage
+    changes: list[RowChange] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    raised: dict[str, str] = field(default_factory=dict)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    last_row: int = -1
+    taken: int = 0
+
+    def add(self, change: RowChange, row: int) -> None:
+        self.changes.append(change)
+        self.rows.append(row)
+        self.last_row = row
+
+    def take(self, *, is_last: bool) -> StreamMessage:
+        """Everything that was added since the last call."""
+        first_row = self.taken
+        transaction = self.head.transaction._replace(
+            changes=tuple(self.changes),
+            raised_tables=frozenset(self.raised),
+            heartbeats=tuple(self.heartbeats),
+            reasons=tuple(dict.fromkeys(filter(None, self.raised.values()))),
+            first_row=first_row,
+            is_last=is_last,
+        )
+        is_gapless = self.rows == list(range(first_row, first_row + len(self.rows)))
+        numbers = None if is_gapless else tuple(self.rows)
+        self.taken = self.last_row + 1
+        self.changes, self.rows, self.raised, self.heartbeats = [], [], {}, []
+        return replace(
+            self.head, transaction=transaction, first_row=first_row, is_last=is_last, row_numbers=numbers
+        )

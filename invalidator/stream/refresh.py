@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from freshness.config.keyspace import Shard
 from freshness.errors import SourceUnavailable, SourceUnsuitable
@@ -214,14 +213,6 @@ class RefreshedStream:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- the stream ------------------------------------------------------------------------------------------------
 

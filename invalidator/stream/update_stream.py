@@ -16,8 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.errors import ConfigError, SourceUnavailable
@@ -181,14 +180,6 @@ class UpdateStream:
         deadline = time.monotonic() + CLOSE_SECONDS
         for feed in self._feeds.values():
             feed.join(max(0.0, deadline - time.monotonic()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- topology --------------------------------------------------------------------------------------------
 

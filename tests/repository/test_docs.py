@@ -281,7 +281,7 @@ def test_the_command_line_is_documented_with_every_verb_and_option() -> None:
         lines = re.findall(r"^\* (`--.*?):", sections[title], re.MULTILINE)
         named = {option for line in lines for option in re.findall(r"`(--[a-z-]+)", line)}
         assert named == options - {"--config"}, name
-        assert ("--config" in options) == (name not in ("compare", "completion", "schema", "version")), name
+        assert ("--config" in options) == (name not in ("compare", "completion", "schema")), name
         assert len(title.split()) - 2 == len(arguments), f"arguments of {name}"
 
 

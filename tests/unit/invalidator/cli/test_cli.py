@@ -49,7 +49,7 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return code
 
 
-@pytest.mark.parametrize("arguments", [("version",), ("--version",), ("--version", "run")])
+@pytest.mark.parametrize("arguments", [("--version",), ("--version", "run")])
 def test_the_version(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +153,6 @@ def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
             "replay",
             "reshard",
             "compare",
-            "version",
         ),
     ):
         assert verb in result.stdout
