@@ -20,7 +20,7 @@ from django.db import connections
 
 from appclient.cache import Cache
 from appclient.connection.commits import COMMITTED_SQL, read_gtids
-from appclient.connection.statement import calls_stored_function, changes_session
+from appclient.connection.statement import calls_stored_function, changes_session, is_several
 from appclient.django.place import DatabaseRole, DjangoDatabases
 from freshness.database.session import ISOLATION
 from freshness.position.commit import CommitToken
@@ -28,7 +28,7 @@ from freshness.position.commit import CommitToken
 log = logging.getLogger(__name__)
 
 _READS: Final = re.compile(
-    r"(?:\s|\(|--[^\n]*\n|/\*(?!!|M!).*?\*/)*"
+    r"(?:\s|\(|--(?=\s)[^\n]*|/\*(?!!|M!).*?\*/)*"
     r"(?:SELECT|SHOW|EXPLAIN|DESCRIBE|DESC|USE|SET|VALUES|SAVEPOINT|RELEASE|ROLLBACK\s+TO)\b",
     re.IGNORECASE | re.DOTALL,
 )
@@ -48,6 +48,7 @@ def may_write(sql: str, *, in_transaction: bool) -> bool:
         not _READS.match(sql)
         or (in_transaction and _LOCKS.search(sql) is not None)
         or calls_stored_function(sql)
+        or is_several(sql)
     )
 
 

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
-from appclient.connection.statement import calls_stored_function, changes_session
+from appclient.connection.statement import calls_stored_function, changes_session, is_several
 from appclient.sqlalchemy.replay import Answer, ReplayEngine
 from freshness.position.commit import CommitToken
 
@@ -34,7 +34,8 @@ _LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\b|\bINTO\b",
 
 def is_read(sql: str) -> bool:
     """Whether a statement neither writes nor locks."""
-    return _READ.match(sql) is not None and _LOCKS.search(sql) is None and not calls_stored_function(sql)
+    is_plain = _READ.match(sql) is not None and _LOCKS.search(sql) is None
+    return is_plain and not calls_stored_function(sql) and not is_several(sql)
 
 
 @dataclass(slots=True, eq=False)

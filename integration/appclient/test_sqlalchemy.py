@@ -601,6 +601,7 @@ def test_rows_that_are_locked_are_read_in_the_transaction(app: Application) -> N
     [
         "USE mysql",
         "SET time_zone = '+05:00'",
+        "/*!50000 SET time_zone = '+05:00' */",
         "CREATE TEMPORARY TABLE freshness_other (id INT)",
         "SELECT GET_LOCK('customers', 0)",
         "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",

@@ -435,6 +435,7 @@ def test_a_cache_that_does_not_answer(shop: Shop, session: Session) -> None:
         ("SET time_zone = '+00:00'", True),
         ("SET STATEMENT max_statement_time = 1 FOR DELETE FROM t", False),
         ("CALL p()", False),
+        ("SELECT 1; DELETE FROM t", False),
         ("SELECTED", False),
         ("", False),
     ],

@@ -40,6 +40,9 @@ class Rows(LoaderConnection):
         "TABLE customers",
         "SHOW TABLES",
         "EXPLAIN SELECT 1",
+        "SELECT ';', \"; SET\", `;` /* ; */ FROM t -- ; the end\n ; ",
+        "SELECT 'it''s; it' # ;",
+        r"SELECT 'it\'s' ; ",
     ],
 )
 def test_a_statement_that_reads(sql: str) -> None:
@@ -63,6 +66,11 @@ def test_a_statement_that_reads(sql: str) -> None:
         "PREPARE s FROM 'SELECT 1'",
         "DO GET_LOCK('a', 1)",
         "SELECTED",
+        "SELECT 1; SET time_zone = '-05:00'",
+        "SELECT ''; USE tenant_b",
+        r"SELECT '\'; USE tenant_b -- '",
+        "SELECT 1 /*! ; USE tenant_b */",
+        "--\nSET time_zone = '-05:00' -- \nSELECT 1",
         "",
     ],
 )
@@ -87,6 +95,22 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
         ("PREPARE s FROM 'SET time_zone = 1'", True),
         ("SELECT GET_LOCK('a', 1)", True),
         ("SELECT id, get_lock (name, 1) FROM customers", True),
+        ("SELECT 1; USE tenant_b", True),
+        (r"SELECT '\'; USE tenant_b -- '", True),
+        ("/*!50000 SET time_zone = '+05:00' */", True),
+        ("/*M! USE tenant_b */", True),
+        ("--\nUSE tenant_b -- \nSELECT 1", True),
+        ("CREATE /* a */ TEMPORARY TABLE t (id INT)", True),
+        ("CREATE /*! OR REPLACE */ TEMPORARY TABLE t (id INT)", True),
+        ("LOCK/**/TABLE customers READ", True),
+        ("EXECUTE IMMEDIATE CONCAT('SET time', '_zone = 1')", True),
+        ("BEGIN NOT ATOMIC SET time_zone = '+05:00'; END", True),
+        ("IF 1 THEN SET time_zone = '+05:00'; END IF", True),
+        ("SET STATEMENT max_statement_time = 1 FOR SET time_zone = '+05:00'", True),
+        ("SELECT GET_LOCK/**/('a', 1)", True),
+        ("BEGIN", False),
+        ("SELECT ';', '; USE tenant_b' /* ; USE tenant_b */", False),
+        (r"INSERT INTO notes VALUES ('it\'s; that is all')", False),
         ("SET foreign_key_checks = 0", False),
         ("SET @tenant = 5", False),
         ("SET SESSION innodb_lock_wait_timeout = 5", False),
@@ -115,7 +139,17 @@ def test_a_function_that_may_lock(sql: str, calls: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "sql", ["SELECT @n := 5", "SELECT 1 INTO @n", "SELECT GET_LOCK('a', 1)", "SELECT LAST_INSERT_ID(7)"]
+    "sql",
+    [
+        "SELECT @n := 5",
+        "SELECT 1 INTO @n",
+        "SELECT 1 INTO@n",
+        "SELECT 1 INTO/**/@n",
+        "SELECT GET_LOCK('a', 1)",
+        "SELECT GET_LOCK/**/('a', 1)",
+        "SELECT LAST_INSERT_ID(7)",
+        "SELECT LAST_INSERT_ID/**/(7)",
+    ],
 )
 def test_a_connection_with_something_left_in_its_session_is_not_lent_again(sql: str) -> None:
     opened = Rows()
