@@ -6,7 +6,8 @@ In doubt a statement does. Used by `LoaderConnection` and by the adapters.
 from __future__ import annotations
 
 import re
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from freshness.errors import SourceUnsuitable
 
@@ -44,6 +45,23 @@ _HIDDEN: Final = tuple(
     )
 )
 """Comments and quoted texts, with the backslash as an escape and without it: the text does not say which."""
+
+_SENDS: Final = ("query", "cmd_query", "cmd_query_iter", "cmd_stmt_prepare", "prepare")
+_CHOOSES: Final = (
+    "select_db",
+    "cmd_init_db",
+    "set_character_set",
+    "set_charset",
+    "change_user",
+    "cmd_change_user",
+    "cmd_reset_connection",
+)
+"""Methods of drivers that send a text, and that change the session without one."""
+_BY_OPTION: Final = re.compile(
+    r"SET (?:SESSION TRANSACTION ISOLATION LEVEL (READ UNCOMMITTED|READ COMMITTED|REPEATABLE READ|SERIALIZABLE)"
+    r"|@@session\.autocommit = O(?:N|FF))"
+)
+"""Sent by SQLAlchemy for an option, which it takes back, and by mysql-connector in the place of a method."""
 
 _FROM: Final = re.compile(r"\bFROM\b", re.IGNORECASE)
 _CALL: Final = re.compile(r"([\w.`]+)\s*\(")
@@ -100,3 +118,56 @@ def changes_session(sql: str) -> bool:
 def calls_stored_function(sql: str) -> bool:
     """Whether a SELECT without a table calls a function that is not the server's own: it can write or lock."""
     return not _FROM.search(sql) and any(not _BUILT_IN.fullmatch(name) for name in _CALL.findall(sql))
+
+
+class SessionWatch:
+    """Notes how the session of a driver's connection is changed, by anybody: the application's own cursors, the
+    driver's methods, and handlers of a pool send by the same methods of the connection.
+
+    pymysql, mysqlclient, mysql-connector, aiomysql, asyncmy. A connection of another driver counts as changed.
+    """
+
+    __slots__ = ("_is_connector", "changes", "is_changed", "is_serializable")
+
+    def __init__(self, raw: Any) -> None:
+        self.changes = 0
+        """How often it was changed."""
+        self.is_changed = False
+        self.is_serializable = False
+        self._is_connector = hasattr(raw, "cmd_query")
+        if not self._is_connector and not hasattr(raw, "query"):
+            self._note_change()
+        for names, note in ((_SENDS, self.note), (_CHOOSES, self._note_change)):
+            for name in names:
+                method = getattr(raw, name, None)
+                if method is not None:
+                    self._wrap(raw, name, partial(_noted, method, note))
+
+    def _wrap(self, raw: Any, name: str, noted: Any) -> None:
+        try:
+            setattr(raw, name, noted)
+        except AttributeError:  # it cannot be watched
+            self._note_change()
+
+    @property
+    def is_special(self) -> bool:
+        """Whether its statements mean other rows than those of other sessions, or lock what they read."""
+        return self.is_changed or self.is_serializable
+
+    def note(self, sql: Any = "", *_: Any, **__: Any) -> None:
+        """A statement is sent."""
+        text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+        option = _BY_OPTION.fullmatch(text)
+        if option is not None and option[1] is not None:
+            self.is_serializable = option[1] == "SERIALIZABLE"
+        elif not (option is not None and self._is_connector) and changes_session(text):
+            self._note_change()
+
+    def _note_change(self, *_: Any, **__: Any) -> None:
+        self.is_changed = True
+        self.changes += 1
+
+
+def _noted(method: Any, note: Any, *arguments: Any, **options: Any) -> Any:
+    note(*arguments, **options)
+    return method(*arguments, **options)

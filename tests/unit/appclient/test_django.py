@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from appclient import ConfigError
 from appclient.django.options import read_options
 from appclient.django.place import find_places
-from appclient.django.session import may_write, note_statement, watch
+from appclient.django.session import is_special, may_write, note_statement, watch
 from freshness.config.config import load_config
 
 FILE = """
@@ -305,6 +306,9 @@ def test_a_missing_django_is_one_clear_line() -> None:
 
 def test_a_driver_that_cannot_choose_a_database_by_a_call_is_watched() -> None:
     """As mysql-connector, whose backend for Django is one of MySQL, too."""
-    connection = SimpleNamespace(vendor="mysql", execute_wrappers=[], connection=object())
+    raw = SimpleNamespace(cmd_query=lambda _: None)
+    connection: Any = SimpleNamespace(vendor="mysql", execute_wrappers=[], connection=raw)
     watch(connection=connection)
     assert connection.execute_wrappers == [note_statement]
+    raw.cmd_query(b"USE tenant_b")
+    assert is_special(connection)

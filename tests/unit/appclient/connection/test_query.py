@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appclient.connection.query import LoaderConnection
-from appclient.connection.statement import calls_stored_function, changes_session, require_read
+from appclient.connection.statement import SessionWatch, calls_stored_function, changes_session, require_read
 from freshness.errors import ConfigError, SourceUnsuitable
 
 
@@ -122,6 +122,69 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
 )
 def test_a_statement_after_which_others_mean_other_rows(sql: str, changes: bool) -> None:
     assert changes_session(sql) is changes
+
+
+class Driver:
+    """Methods of all drivers by which a session is changed."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def query(self, sql: Any, unbuffered: bool = False) -> int:
+        self.sent.append(sql)
+        return 5
+
+    def select_db(self, name: str) -> None:
+        self.sent.append(name)
+
+
+class Connector(Driver):
+    cmd_query = Driver.query
+
+
+@pytest.mark.parametrize("sql", ["USE tenant_b", b"USE tenant_b", bytearray(b"SET time_zone = '+05:00'")])
+def test_a_change_of_the_session_is_seen_whoever_sends_it(sql: Any) -> None:
+    driver = Driver()
+    watch = SessionWatch(driver)
+    assert driver.query("SELECT 1", unbuffered=True) == 5
+    assert not watch.is_special
+    driver.query(sql)
+    assert watch.is_special
+    assert driver.sent == ["SELECT 1", sql]
+
+
+def test_a_change_without_a_text_is_seen() -> None:
+    driver = Driver()
+    watch = SessionWatch(driver)
+    driver.select_db("tenant_b")
+    assert (watch.is_special, driver.sent) == (True, ["tenant_b"])
+
+
+def test_a_lock_of_each_read_ends_with_the_option_that_asked_for_it() -> None:
+    driver = Driver()
+    watch = SessionWatch(driver)
+    for level, locks in (("SERIALIZABLE", True), ("READ COMMITTED", False)):
+        driver.query(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+        assert watch.is_special is locks
+
+
+def test_autocommit_by_the_method_of_a_driver_changes_no_session() -> None:
+    for driver, changes in ((Connector(), False), (Driver(), True)):
+        watch = SessionWatch(driver)
+        driver.query("SET @@session.autocommit = OFF")
+        assert watch.is_special is changes
+
+
+class Closed:
+    __slots__ = ()
+
+    def query(self, sql: Any) -> None:
+        """Its methods cannot be replaced."""
+
+
+@pytest.mark.parametrize("driver", [object(), Closed()])
+def test_a_connection_that_cannot_be_watched_counts_as_changed(driver: Any) -> None:
+    assert SessionWatch(driver).is_special
 
 
 @pytest.mark.parametrize(
