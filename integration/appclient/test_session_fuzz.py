@@ -263,6 +263,7 @@ def plant_statements(patch: pytest.MonkeyPatch) -> None:
 
 def plant_database(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(own_pool, "use_sql", lambda _: "SELECT 1")
+    patch.setattr("appclient.database.shard.NAME_IN_SESSION", SERVER_NAME)
 
 
 def plant_variables(patch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,31 @@ def test_a_loader_that_sends_two_statements_in_one_text_is_refused(system: Syste
     connection.close()
 
 
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["own connection", "pool"])
+@pytest.mark.parametrize("statement", ["USE tenant_b", "SET time_zone = '-05:00'", "read only"])
+def test_a_session_that_a_loader_changes_past_its_view_poisons_nothing(
+    system: System, flavor: Flavor, statement: str, is_pooled: bool
+) -> None:
+    """On the driver's own connection, of which nobody else knows."""
+    variable = {"mysql": "transaction_read_only", "mariadb": "tx_read_only"}[flavor]
+    pools, pooled = own_pool(system)
+    with opened(system, pools=pools if is_pooled else None) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            own: Any = pooled if is_pooled else database._connections[0]
+            with own.cursor() as cursor:
+                cursor.execute(statement if statement != "read only" else f"SET {variable} = 0")
+            return database.query_one("SELECT name FROM customers WHERE id = %s", (key,))
+
+        read = cache.get("report", 1, explain=True)
+        assert read.outcome is ReadOutcome.NO_TOKEN
+        if not is_pooled:  # the pool has only that connection
+            assert cache.get("customer", 1)["name"] == "shop"
+            assert cache.get("stamp", 1)["at"] == NOON
+    pooled.close()
+
+
 def test_a_function_that_changes_the_session_poisons_nothing(system: System) -> None:
     with opened(system) as cache:
 

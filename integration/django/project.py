@@ -96,7 +96,7 @@ def put_back_pymysql() -> None:
 
 
 def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS, models: Collection[str] = ()) -> None:
-    """Set up Django with the settings ``given``, or point it to these servers. ``models``: labels of others' models."""
+    """Set up Django with the settings ``given``, or point it to these servers. ``models``: labels of others."""
     databases = databases_of(pair)
     freshness = {"CONFIG": config, "MODELS": list(models)}
     if not settings.configured:

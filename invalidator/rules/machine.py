@@ -1,5 +1,5 @@
-"""Whether this machine allows what the configuration asks of an application that runs on it, and whether each name of it leads to one
-server. Pure."""
+"""Whether this machine allows what the configuration asks of an application that runs on it, and whether each name in
+it leads to one server. Pure."""
 
 from __future__ import annotations
 
