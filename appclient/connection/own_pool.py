@@ -24,7 +24,7 @@ from appclient.connection.pool import is_nested
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, translated
-from freshness.database.session import CREATED_SQL, put_back_sql, set_up_sql, use_sql
+from freshness.database.session import CHOSEN_SQL, CREATED_SQL, put_back_sql, set_up_sql, use_sql
 from freshness.errors import (
     ConfigError,
     ConnectionsExhausted,
@@ -340,7 +340,7 @@ class BorrowingPool:
                 try:
                     cursor.execute(PROBE, PROBE_PARAMETERS)
                     [(*found, database)] = cursor.fetchall()
-                except UnicodeError as error:  # the driver cannot even send them
+                except ValueError as error:  # the driver cannot even send them, or the session gives no row
                     found, database = [error], None
                 if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
                     raise SourceUnsuitable(
@@ -358,6 +358,7 @@ class BorrowingPool:
                     )
                 if database != self._address.database:
                     cursor.execute(use_sql(self._address.database))
+                    cursor.execute(CHOSEN_SQL)
                     connection.database_before = database
         return connection
 

@@ -6,21 +6,29 @@ In doubt a statement does. Used by `LoaderConnection` and by the adapters.
 from __future__ import annotations
 
 import re
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from freshness.errors import SourceUnsuitable
 
-_START: Final = r"(?:[\s(]|/\*(?!!|M!).*?\*/|--\s[^\n]*\n|#[^\n]*\n)*"
 _FLAGS: Final = re.IGNORECASE | re.DOTALL
+_COMMENT: Final = r"/\*(?!M?!).*?(?:\*/|\Z)|--(?=[\s\x00-\x1f]|\Z)[^\n]*|#[^\n]*"
+_READS: Final = re.compile(
+    rf"(?>[\s(]|{_COMMENT})*+(?:SELECT|WITH|SHOW|VALUES?|TABLE|DESC|DESCRIBE|EXPLAIN)\b", _FLAGS
+)
+_LEAVES: Final = re.compile(r":=|\bINTO\b|\bGET_LOCK\b|\bLAST_INSERT_ID\b(?!\s*\(\s*\))", _FLAGS)
 
-_READS: Final = re.compile(_START + r"(?:SELECT|WITH|SHOW|VALUES?|TABLE|DESC|DESCRIBE|EXPLAIN)\b", _FLAGS)
-_LEAVES: Final = re.compile(r":=|\bINTO\s+@|\b(?:GET_LOCK|LAST_INSERT_ID)\s*\(\s*[^\s)]", _FLAGS)
-
+_SPACE: Final = rf"(?>\s|{_COMMENT}|/\*M?!\d*|\*/)"
+"""Between two words. The server carries out the text of /*! */."""
 _CHANGES: Final = re.compile(
-    _START + r"(?:USE|SET(?!\s+STATEMENT)|PREPARE|LOCK\s+TABLES?|CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY)\b",
+    rf"(?>\(|{_SPACE})*+(?:SET{_SPACE}++STATEMENT\b.*?\bFOR{_SPACE}++)?"
+    rf"(?:USE|SET(?!{_SPACE}++STATEMENT\b)|PREPARE|EXECUTE|LOCK{_SPACE}++TABLES?"
+    rf"|CREATE{_SPACE}++(?:OR{_SPACE}++REPLACE{_SPACE}++)?TEMPORARY"
+    rf"|BEGIN{_SPACE}++NOT|IF|CASE|LOOP|WHILE|REPEAT|FOR)\b",
     _FLAGS,
 )
-_TAKES_LOCK: Final = re.compile(r"\bGET_LOCK\s*\(", re.IGNORECASE)
+"""The last are programs in MariaDB, of any statements."""
+_LOCK: Final = re.compile(r"\bGET_LOCK\b", re.IGNORECASE)
 _HARMLESS: Final = re.compile(
     r"\s*SET\s+(?:SESSION\s+|LOCAL\s+|@@SESSION\.|@@)?"
     r"(?:@\w+|foreign_key_checks|unique_checks|\w*wait_timeout|net_\w+_timeout|sql_safe_updates|max_execution_time"
@@ -28,6 +36,32 @@ _HARMLESS: Final = re.compile(
     _FLAGS,
 )
 """One assignment, of a variable that no row depends on."""
+
+_HIDDEN: Final = tuple(
+    re.compile(rf"{_COMMENT}|`[^`]*(?:`|\Z)|{texts}", re.DOTALL)
+    for texts in (
+        r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)",
+        r"'[^']*(?:'|\Z)|\"[^\"]*(?:\"|\Z)",
+    )
+)
+"""Comments and quoted texts, with the backslash as an escape and without it: the text does not say which."""
+
+_SENDS: Final = ("query", "cmd_query", "cmd_query_iter", "cmd_stmt_prepare", "prepare")
+_CHOOSES: Final = (
+    "select_db",
+    "cmd_init_db",
+    "set_character_set",
+    "set_charset",
+    "change_user",
+    "cmd_change_user",
+    "cmd_reset_connection",
+)
+"""Methods of drivers that send a text, and that change the session without one."""
+_BY_OPTION: Final = re.compile(
+    r"SET (?:SESSION TRANSACTION ISOLATION LEVEL (READ UNCOMMITTED|READ COMMITTED|REPEATABLE READ|SERIALIZABLE)"
+    r"|@@session\.autocommit = O(?:N|FF))"
+)
+"""Sent by SQLAlchemy for an option, which it takes back, and by mysql-connector in the place of a method."""
 
 _FROM: Final = re.compile(r"\bFROM\b", re.IGNORECASE)
 _CALL: Final = re.compile(r"([\w.`]+)\s*\(")
@@ -39,8 +73,26 @@ _BUILT_IN: Final = re.compile(
 )
 
 
+def _split(sql: str) -> list[list[str]]:
+    """The statements in a text, by each rule of escapes. Some drivers send several at once."""
+    if ";" not in sql:
+        return [[sql]]
+    found = [hidden.sub(" '' ", sql).split(";") for hidden in _HIDDEN]
+    return [[part for part in parts if part.strip(" '\t\r\n")] for parts in found]
+
+
+def is_several(sql: str) -> bool:
+    """Whether a text may have several statements, of which only the first is looked at elsewhere."""
+    return any(len(parts) > 1 for parts in _split(sql))
+
+
 def require_read(sql: str) -> None:
     """Raise `SourceUnsuitable` for a statement that does not only read: the session is that of the next read, too."""
+    if is_several(sql):
+        raise SourceUnsuitable(
+            "a read of the cache sent several statements in one text",
+            hint="expected one; give a text with a semicolon as a parameter",
+        )
     if not _READS.match(sql):
         raise SourceUnsuitable(
             f"a read of the cache sent {sql.split(maxsplit=1)[0][:20] if sql.strip() else 'an empty statement'}",
@@ -56,10 +108,66 @@ def leaves_state(sql: str) -> bool:
 def changes_session(sql: str) -> bool:
     """Whether later statements of the session may mean other rows, or are to be read under a lock."""
     # Every statement of an application comes by here, and most are long: upper() is much quicker than a pattern.
-    takes_lock = "GET_LOCK" in sql.upper() and _TAKES_LOCK.search(sql) is not None
-    return (takes_lock or _CHANGES.match(sql) is not None) and _HARMLESS.fullmatch(sql) is None
+    if "GET_LOCK" in sql.upper() and _LOCK.search(sql) is not None:
+        return True
+    return any(
+        _CHANGES.match(part) and not _HARMLESS.fullmatch(part) for parts in _split(sql) for part in parts
+    )
 
 
 def calls_stored_function(sql: str) -> bool:
     """Whether a SELECT without a table calls a function that is not the server's own: it can write or lock."""
     return not _FROM.search(sql) and any(not _BUILT_IN.fullmatch(name) for name in _CALL.findall(sql))
+
+
+class SessionWatch:
+    """Notes how the session of a driver's connection is changed, by anybody: the application's own cursors, the
+    driver's methods, and handlers of a pool send by the same methods of the connection.
+
+    pymysql, mysqlclient, mysql-connector, aiomysql, asyncmy. A connection of another driver counts as changed.
+    """
+
+    __slots__ = ("_is_connector", "changes", "is_changed", "is_serializable")
+
+    def __init__(self, raw: Any) -> None:
+        self.changes = 0
+        """How often it was changed."""
+        self.is_changed = False
+        self.is_serializable = False
+        self._is_connector = hasattr(raw, "cmd_query")
+        if not self._is_connector and not hasattr(raw, "query"):
+            self._note_change()
+        for names, note in ((_SENDS, self.note), (_CHOOSES, self._note_change)):
+            for name in names:
+                method = getattr(raw, name, None)
+                if method is not None:
+                    self._wrap(raw, name, partial(_noted, method, note))
+
+    def _wrap(self, raw: Any, name: str, noted: Any) -> None:
+        try:
+            setattr(raw, name, noted)
+        except AttributeError:  # it cannot be watched
+            self._note_change()
+
+    @property
+    def is_special(self) -> bool:
+        """Whether its statements mean other rows than those of other sessions, or lock what they read."""
+        return self.is_changed or self.is_serializable
+
+    def note(self, sql: Any = "", *_: Any, **__: Any) -> None:
+        """A statement is sent."""
+        text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+        option = _BY_OPTION.fullmatch(text)
+        if option is not None and option[1] is not None:
+            self.is_serializable = option[1] == "SERIALIZABLE"
+        elif not (option is not None and self._is_connector) and changes_session(text):
+            self._note_change()
+
+    def _note_change(self, *_: Any, **__: Any) -> None:
+        self.is_changed = True
+        self.changes += 1
+
+
+def _noted(method: Any, note: Any, *arguments: Any, **options: Any) -> Any:
+    note(*arguments, **options)
+    return method(*arguments, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from appclient.django.plan import (
     find_refusal,
     has_other_table,
 )
-from appclient.django.queryset import CachedQuerySet
+from appclient.django.queryset import CachedQuerySet, have_read_cache
 from appclient.django.session import watch
 from freshness.errors import ConfigError
 
@@ -62,6 +62,8 @@ class FreshnessConfig(AppConfig):
     @cached_property
     def objects(self) -> dict[tuple[str, str], ModelObject]:
         """The object of each cached model, by the model's label and the keyspace."""
+        for label in self.options.models:
+            have_read_cache(_find_model(label))
         cached = [model for model in apps.get_models() if _is_cached(model)]
         return find_objects(self.options.config, self.places, cached)
 
@@ -100,15 +102,27 @@ class FreshnessConfig(AppConfig):
         return types
 
     def describe(self) -> list[str]:
-        """A line for each model that is cached or derived from `CachedModel`: its object, or why it has none."""
+        """A line for each model that is cached, derived from `CachedModel`, or has a table in the file: its object,
+        and which of its reads the database answers all the same."""
         from appclient.django.models import CachedModel
 
-        lines = [f"{each.model._meta.label} is the object {each.name}" for each in self.objects.values()]
+        lines = []
+        for each in self.objects.values():
+            apart = ", ".join(_find_apart(each.model))
+            but = f", but {apart} read the database" if apart else ""
+            lines.append(f"{each.model._meta.label} is the object {each.name}{but}")
         labels = {label for label, _ in self.objects}
+        tables = {entry.table for entry in self.options.config.objects.values()}
         for model in apps.get_models():
-            if issubclass(model, CachedModel) and model._meta.label not in labels:
+            label = model._meta.label
+            if label in labels:
+                continue
+            if issubclass(model, CachedModel):
                 reason = find_refusal(model) or "has no manager that is derived from CachedManager"
-                lines.append(f"{model._meta.label} is read from the database: it {reason}")
+                lines.append(f"{label} is read from the database: it {reason}")
+            elif model._meta.db_table in tables:
+                reason = f"{model._meta.db_table} is in the file, so derive its manager, or name it in"
+                lines.append(f"{label} is read from the database: {reason} FRESHNESS['MODELS']")
         return lines
 
     def _forget(self, *, setting: str, **_: Any) -> None:
@@ -136,3 +150,25 @@ def _is_cached(model: type[Model]) -> bool:
         and (manager.name in own or manager.name not in others)
         for manager in model._meta.managers
     )
+
+
+def _find_model(label: str) -> type[Model]:
+    try:
+        found: type[Model] = apps.get_model(label)
+    except (LookupError, ValueError) as error:
+        raise ConfigError(
+            f"FRESHNESS['MODELS'] has {label!r}: {error}", hint='expected labels such as "auth.Group"'
+        ) from error
+    return found
+
+
+def _find_apart(model: type[Model]) -> Iterator[str]:
+    """Reads by primary key of a cached model that the cache does not answer."""
+    options: Any = model._meta
+    for manager in options.managers:
+        found = manager.all()
+        if not isinstance(found, CachedQuerySet) or not found._is_whole():
+            yield f"{manager.name}.get()"
+    found = options.base_manager.all()
+    if not isinstance(found, CachedQuerySet) or not found._is_whole():
+        yield "foreign keys to it"

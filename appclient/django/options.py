@@ -14,17 +14,19 @@ from appclient.cache import Explanation
 from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError
 
-_KNOWN: Final = ("CONFIG", "COOKIE_NAME", "TOKEN_SECONDS", "ON_READ")
+_KNOWN: Final = ("CONFIG", "COOKIE_NAME", "TOKEN_SECONDS", "ON_READ", "MODELS")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``token_seconds``: how long a session reads its own commits. It is to be above the lag of the replicas."""
+    """``token_seconds``: how long a session reads its own commits. It is to be above the lag of the replicas.
+    ``models``: labels of models of other packages whose managers are to read the cache."""
 
     config: Config
     cookie_name: str = "freshness"
     token_seconds: float = 60
     on_read: Callable[[Explanation], None] | None = None
+    models: tuple[str, ...] = ()
 
 
 def read_options(setting: object) -> Options:
@@ -62,4 +64,10 @@ def read_options(setting: object) -> Options:
             ) from error
     if on_read is not None and not callable(on_read):
         raise ConfigError(f"FRESHNESS['ON_READ'] is {on_read!r}", hint="expected a function or its path")
-    return Options(load_config(Path(path), is_application=True), name, float(seconds), on_read)
+    models = given.get("MODELS", ())
+    if not isinstance(models, list | tuple) or not all(isinstance(each, str) for each in models):
+        raise ConfigError(
+            f"FRESHNESS['MODELS'] is {models!r}", hint='expected a list of labels, such as ["auth.Group"]'
+        )
+    config = load_config(Path(path), is_application=True)
+    return Options(config, name, float(seconds), on_read, tuple(models))

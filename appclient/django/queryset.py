@@ -7,6 +7,7 @@ edited is not read from a cache. Inside a transaction that has written, and in d
 
 from __future__ import annotations
 
+import copy
 import logging
 import uuid
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, connections
-from django.db.models import Manager, Q, QuerySet
+from django.db.models import Manager, Model, Q, QuerySet
 from django.db.models.query import ModelIterable
 
 from appclient.django.installed import get_app
@@ -216,15 +217,22 @@ class CachedManager(_Manager):
         return made
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
+        """The only object that is asked for: from the cache if that is by its primary key alone, else by the ORM.
+
+        Inside a transaction that has written, it is read on that connection, past the cache. Raises DoesNotExist,
+        MultipleObjectsReturned, ConfigError for a column whose values would not be those of the ORM, and
+        OperationalError if no server answers.
+        """
         return self.all().get(*args, **kwargs)
 
-    get.__doc__ = QuerySet.get.__doc__
-
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        """By primary key, those objects of the list that exist: from the cache, with one request for each node.
+
+        Without a list, and by another field, the ORM reads them, as inside a transaction that has written. Raises
+        ConfigError and OperationalError as `get` does.
+        """
         found: dict[Any, Any] = self.all().in_bulk(id_list, field_name=field_name)
         return found
-
-    in_bulk.__doc__ = QuerySet.in_bulk.__doc__
 
     def fetch_mode(self, mode: Any) -> Any:
         """Called by foreign keys from Django 6.1 on, as `all` was before."""
@@ -238,3 +246,71 @@ class CachedManager(_Manager):
     async def ain_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         found: dict[Any, Any] = await self.all().ain_bulk(id_list, field_name=field_name)
         return found
+
+
+# -- models of other packages -----------------------------------------------------------------------------------
+
+
+def have_read_cache(model: type[Model]) -> None:
+    """Have the managers of a model read the cache, as if they were derived from `CachedManager`; and foreign keys to
+    it, if its first manager has all rows. Its migrations stay as they are.
+
+    Raises `ConfigError` for a manager or a query set with a ``get`` of its own, which a hit would pass by.
+    """
+    options: Any = model._meta
+    local = {manager.name: manager for manager in options.local_managers}
+    first = options.default_manager
+    for manager in options.managers:
+        kind = _derive(type(manager), f"{options.label}.{manager.name}")
+        if manager.name in local:
+            local[manager.name].__class__ = kind
+        else:  # of an abstract model, which others are derived from
+            own = copy.copy(manager)
+            own.__class__ = kind
+            own.contribute_to_class(model, manager.name)
+    options.default_manager_name = options.default_manager_name or first.name
+    if type(first).get_queryset is Manager.get_queryset:
+        options.base_manager_name = options.base_manager_name or first.name
+    options._expire_cache()
+
+
+def _derive(kind: Any, where: str) -> type[CachedManager]:
+    """The class of a manager, with the reads of `CachedManager`. It keeps the name by which migrations know it."""
+    if issubclass(kind, CachedManager):
+        return kind  # type: ignore[no-any-return]
+    queries = kind._queryset_class
+    for name in ("get", "in_bulk", "all"):
+        for of, plain in ((kind, Manager), (queries, QuerySet)):
+            if getattr(of, name) not in (getattr(plain, name), getattr(CachedQuerySet, name)):
+                raise ConfigError(
+                    f"{where} cannot read the cache: {of.__name__} has a method {name} of its own",
+                    hint="leave the model out of FRESHNESS['MODELS']",
+                )
+    if not issubclass(queries, CachedQuerySet):
+        queries = _derive_queries(queries)
+
+    def equals(self: Any, other: Any) -> bool:
+        """The one of the migrations is equal."""
+        return isinstance(other, kind) and self._constructor_args == other._constructor_args
+
+    known = {"__eq__": equals, "__hash__": kind.__hash__, "_queryset_class": queries}
+    made: type[CachedManager] = type(kind.__name__, (CachedManager, kind), {**_spell_class(kind), **known})
+    return made
+
+
+def _derive_queries(queries: type[QuerySet]) -> type[QuerySet]:
+    if queries is QuerySet:
+        return CachedQuerySet
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        """One that was pickled is the package's own again: no module has the derived class."""
+        return queries.__new__, (queries,), self.__getstate__()
+
+    made: type[QuerySet] = type(
+        queries.__name__, (CachedQuerySet, queries), {**_spell_class(queries), "__reduce_ex__": reduce}
+    )
+    return made
+
+
+def _spell_class(kind: type) -> dict[str, Any]:
+    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}

@@ -20,7 +20,7 @@ from django.db import connections
 
 from appclient.cache import Cache
 from appclient.connection.commits import COMMITTED_SQL, read_gtids
-from appclient.connection.statement import calls_stored_function, changes_session
+from appclient.connection.statement import SessionWatch, calls_stored_function, is_several
 from appclient.django.place import DatabaseRole, DjangoDatabases
 from freshness.database.session import ISOLATION
 from freshness.position.commit import CommitToken
@@ -28,7 +28,7 @@ from freshness.position.commit import CommitToken
 log = logging.getLogger(__name__)
 
 _READS: Final = re.compile(
-    r"(?:\s|\(|--[^\n]*\n|/\*(?!!|M!).*?\*/)*"
+    r"(?:\s|\(|--(?=\s)[^\n]*|/\*(?!!|M!).*?\*/)*"
     r"(?:SELECT|SHOW|EXPLAIN|DESCRIBE|DESC|USE|SET|VALUES|SAVEPOINT|RELEASE|ROLLBACK\s+TO)\b",
     re.IGNORECASE | re.DOTALL,
 )
@@ -48,6 +48,7 @@ def may_write(sql: str, *, in_transaction: bool) -> bool:
         not _READS.match(sql)
         or (in_transaction and _LOCKS.search(sql) is not None)
         or calls_stored_function(sql)
+        or is_several(sql)
     )
 
 
@@ -116,12 +117,12 @@ def serving(session: Session) -> Iterator[None]:
 class _Writes:
     """State of one of Django's connections. ``block``: outermost atomic block of the last write, or None.
     ``raw``: the driver's connection that wrote. ``has_begun``: whether a statement that Django does not see began
-    it. ``changed``: the driver's connection whose session was changed; ``isolation``: level of the one beside it."""
+    it. ``watch``: watch of the driver's connection; ``isolation``: level of the one beside it."""
 
     block: Any = None
     raw: Any = None
     has_begun: bool = False
-    changed: Any = None
+    watch: SessionWatch | None = None
     isolation: tuple[Any, str] = (None, "")
 
 
@@ -139,16 +140,8 @@ def watch(*, connection: Any, **_: Any) -> None:
     if note_statement not in connection.execute_wrappers:
         # In front: execute_wrapper() removes the last one when it ends
         connection.execute_wrappers.insert(0, note_statement)
-    writes, raw = _writes_of(connection), connection.connection
-    writes.changed = None  # by Django's own statements at a reconnect
-    select_db = getattr(raw, "select_db", None)  # mysql-connector has none
-    if select_db is not None:
-
-        def note_select_db(*arguments: Any) -> Any:
-            writes.changed = raw
-            return select_db(*arguments)
-
-        raw.select_db = note_select_db
+    # Django's own statements at a reconnect were before
+    _writes_of(connection).watch = SessionWatch(connection.connection)
 
 
 def note_statement(
@@ -159,8 +152,6 @@ def note_statement(
     try:
         return execute(sql, params, many, context)
     finally:
-        if changes_session(text):
-            _writes_of(connection).changed = connection.connection
         if may_write(text, in_transaction=connection.in_atomic_block):
             _note(connection)
             writes = _writes_of(connection)
@@ -204,7 +195,7 @@ def is_special(connection: Any) -> bool:
     if raw is None:
         return False
     writes = _writes_of(connection)
-    if writes.changed is raw:
+    if writes.watch is not None and writes.watch.is_special:
         return True
     if not connection.in_atomic_block:
         return False

@@ -6,6 +6,7 @@ a statement is a write. Used by ``appclient.sqlalchemy``.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,14 +15,22 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
 
-from appclient.connection.statement import calls_stored_function, changes_session
+from appclient.connection.statement import SessionWatch, calls_stored_function, is_several
 from appclient.sqlalchemy.replay import Answer, ReplayEngine
 from freshness.position.commit import CommitToken
 
+log = logging.getLogger(__name__)
+
 _STATE: Final = "freshness"
-_CHANGED: Final = "freshness_changed"
-"""In `Connection.info`, which lasts as long as the driver's connection."""
+_WATCH: Final = "freshness_watch"
+"""The `SessionWatch` in `Connection.info`, which lasts as long as the driver's connection."""
+
+_BEGINS: Final = "freshness_begins"
+_CHANGES: Final = "freshness_changes"
+"""Beside it: whether the pool has just made the connection, and `SessionWatch.changes` before the handlers of a
+checkout."""
 
 SERIALIZABLE: Final = "SERIALIZABLE"
 
@@ -34,7 +43,8 @@ _LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\b|\bINTO\b",
 
 def is_read(sql: str) -> bool:
     """Whether a statement neither writes nor locks."""
-    return _READ.match(sql) is not None and _LOCKS.search(sql) is None and not calls_stored_function(sql)
+    is_plain = _READ.match(sql) is not None and _LOCKS.search(sql) is None
+    return is_plain and not calls_stored_function(sql) and not is_several(sql)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,11 +77,21 @@ def is_special(bind: Connection | Engine) -> bool:
     return bool(options.get("schema_translate_map")) or options.get("isolation_level") == SERIALIZABLE
 
 
+def _watch(entry: Any) -> SessionWatch:
+    """The watch of a connection, or of its record in the pool."""
+    found: SessionWatch | None = entry.info.get(_WATCH)
+    if found is None:
+        of = entry.connection if isinstance(entry, Connection) else entry
+        found = entry.info[_WATCH] = SessionWatch(of.driver_connection)
+    return found
+
+
 class Writes:
     """The connections of which the present transaction has written, of all engines that are observed."""
 
     def __init__(self) -> None:
         self._engines: WeakSet[Engine] = WeakSet()
+        self._changing: WeakSet[Pool] = WeakSet()
         self._observed: WeakSet[Connection] = WeakSet()
         self._written: WeakSet[Connection] = WeakSet()
 
@@ -79,19 +99,37 @@ class Writes:
         """Listen for the statements of an engine, once."""
         if engine not in self._engines:
             self._engines.add(engine)
+            # In front of the application's handlers, whose statements are seen so
+            event.listen(engine, "connect", self._connect, insert=True)
+            event.listen(engine, "checkout", self._check_out, insert=True)
             event.listen(engine, "engine_connect", self._open)
             event.listen(engine, "begin", self._forget)
             event.listen(engine, "before_cursor_execute", self._note)
 
+    def _connect(self, raw: Any, record: Any) -> None:
+        _watch(record)
+        record.info[_BEGINS] = True
+
+    def _check_out(self, raw: Any, record: Any, _: Any) -> None:
+        watch = _watch(record)
+        if record.info.pop(_BEGINS, False):
+            watch.is_changed = False  # by handlers of "connect": so each session of the engine begins
+        record.info[_CHANGES] = watch.changes
+
     def _open(self, connection: Connection) -> None:
         self._observed.add(connection)
+        pool = connection.engine.pool
+        if connection.info.get(_CHANGES) != _watch(connection).changes and pool not in self._changing:
+            self._changing.add(pool)
+            log.warning(
+                "rows are not served from the cache: a handler of the engine changes the session at each checkout. "
+                'hint: change it in a handler of "connect", which is called once for a connection'
+            )
 
     def _forget(self, connection: Connection) -> None:
         self._written.discard(connection)
 
     def _note(self, connection: Connection, cursor: Any, sql: str, *_: Any) -> None:
-        if changes_session(sql):
-            connection.info[_CHANGED] = True
         if connection not in self._written and not is_read(sql):
             self._written.add(connection)
 
@@ -103,10 +141,10 @@ class Writes:
         if connection not in state.connections:
             state.connections.append(connection)
 
-    def is_changed(self, state: SessionState) -> bool:
+    def is_changed(self, state: SessionState, engine: Engine) -> bool:
         """Whether statements of the session mean other rows than those of other sessions, or lock what they read."""
-        return any(
-            connection.info.get(_CHANGED) or is_special(connection) for connection in state.connections
+        return engine.pool in self._changing or any(
+            _watch(connection).is_special or is_special(connection) for connection in state.connections
         )
 
     def has_written(self, state: SessionState) -> bool:

@@ -259,7 +259,8 @@ class CachedReads:
         bind = session.get_bind(**bind_arguments)
         if isinstance(bind, Connection) and bind.in_transaction():
             self._writes.begin(state, bind)  # the application's own, from before the session's transaction
-        if self._writes.has_written(state) or self._writes.is_changed(state) or is_special(bind):
+        is_changed = self._writes.is_changed(state, bind.engine)
+        if is_changed or self._writes.has_written(state) or is_special(bind):
             return None
         site = self._site(bind.engine)
         return site if site is not None and self._is_usual(site, state, bind.engine) else None

@@ -36,17 +36,19 @@ _COMMON: Final = {
 ISOLATION: Final = {"mysql": "transaction_isolation", "mariadb": "tx_isolation"}
 """The variable with a session's isolation, by flavor."""
 
+_READ_ONLY: Final = {"mysql": "transaction_read_only", "mariadb": "tx_read_only"}
+
 VARIABLES: Final = {
     "mysql": {
         **_COMMON,
         ISOLATION["mysql"]: "'REPEATABLE-READ'",
-        "transaction_read_only": "1",
+        _READ_ONLY["mysql"]: "1",
         "max_execution_time": "{milliseconds:.0f}",
     },
     "mariadb": {
         **_COMMON,
         ISOLATION["mariadb"]: "'REPEATABLE-READ'",
-        "tx_read_only": "1",
+        _READ_ONLY["mariadb"]: "1",
         "max_statement_time": "{seconds:.3f}",
     },
 }
@@ -57,6 +59,10 @@ _NOT_RESTORED_BY_ITS_NAME: Final = {"character_set_connection": "collation_conne
 """To set a character set chooses its default collation."""
 
 _VERIFIED: Final = ("time_zone", "sql_select_limit", "sql_auto_is_null", "character_set_connection")
+_DATABASE: Final = "@freshness_database"
+_CHOSEN: Final = f"{_DATABASE} = DATABASE()"
+CHOSEN_SQL: Final = f"SET {_CHOSEN}"
+"""Has the present database verified from now on."""
 _MODES: Final = " AND ".join(
     f"LOCATE('{name}', @@SESSION.sql_mode) = 0"
     for name in ("PAD_CHAR_TO_FULL_LENGTH", "EMPTY_STRING_IS_NULL")
@@ -64,10 +70,11 @@ _MODES: Final = " AND ".join(
 
 
 def _find_name(flavor: str) -> str:
-    variables, isolation = VARIABLES[flavor], ISOLATION[flavor]
-    equal = " AND ".join(f"@@SESSION.{name} = {variables[name]}" for name in (*_VERIFIED, isolation))
+    variables = VARIABLES[flavor]
+    verified = (*_VERIFIED, ISOLATION[flavor], _READ_ONLY[flavor])
+    equal = " AND ".join(f"@@SESSION.{name} = {variables[name]}" for name in verified)
     present = "" if flavor == "mysql" else " AND @@SESSION.system_versioning_asof = 'DEFAULT'"
-    return f"IF({equal} AND {_MODES}{present}, {SERVER_NAME[flavor]}, NULL)"
+    return f"IF({equal} AND {_MODES}{present} AND DATABASE() = {_DATABASE}, {SERVER_NAME[flavor]}, NULL)"
 
 
 NAME_IN_SESSION: Final = {flavor: _find_name(flavor) for flavor in VARIABLES}
@@ -88,7 +95,7 @@ def set_up_sql(flavor: str, timeout_seconds: float, *, keeps: bool = False) -> s
     values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
     kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _kept(flavor)] if keeps else []
     new = [f"SESSION {name} = {value.format(**values)}" for name, value in VARIABLES[flavor].items()]
-    return "SET " + ", ".join([*kept, *new])
+    return "SET " + ", ".join([*kept, *new, _CHOSEN])
 
 
 def put_back_sql(flavor: str) -> str:

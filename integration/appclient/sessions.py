@@ -3,7 +3,7 @@ used before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def opened(system: System, **options: Any) -> Iterator[Cache]:
 
 
 def own_pool(
-    system: System, *statements: str, kind: type[Any] = pymysql.Connection
+    system: System, *statements: str, kind: Callable[..., Any] = pymysql.Connection
 ) -> tuple[dict[str, OwnPool], Any]:
     """A pool of one connection to the replica, on which the application sent these before; and the connection."""
     port = system.pair.replica.port

@@ -46,6 +46,11 @@ CHANGES: Final = (
     "SET group_concat_max_len = 4",
     "SET SESSION TRANSACTION ISOLATION LEVEL {isolation}",
     "USE tenant_b",
+    "SELECT 1; USE tenant_b",
+    "/*! USE tenant_b */",
+    "/*!50000 SET time_zone = '{zone}' */",
+    "EXECUTE IMMEDIATE 'USE tenant_b'",
+    "BEGIN NOT ATOMIC SET time_zone = '{zone}'; END",
     "SELECT shift_zone()",
     "SELECT @tenant := 5",
     "SELECT GET_LOCK('lock{limit}', 0)",
@@ -174,8 +179,11 @@ class Application:
         with maker() as used:
             connection = used.connection()
             try:
-                for each in changes:
-                    with suppress(sa.exc.DBAPIError):
+                for number, each in enumerate(changes):
+                    with suppress(sa.exc.DBAPIError, pymysql.MySQLError):
+                        if number % 2:
+                            connection.connection.cursor().execute(each)
+                            continue
                         used.execute(sa.text(each.replace(":=", r"\:=")))
                 row = used.get(kind, key)
                 return (
@@ -255,6 +263,7 @@ def plant_statements(patch: pytest.MonkeyPatch) -> None:
 
 def plant_database(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(own_pool, "use_sql", lambda _: "SELECT 1")
+    patch.setattr("appclient.database.shard.NAME_IN_SESSION", SERVER_NAME)
 
 
 def plant_variables(patch: pytest.MonkeyPatch) -> None:
@@ -269,7 +278,7 @@ def plant_turns(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_adapter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("appclient.sqlalchemy.own.changes_session", lambda _: False)
+    patch.setattr("appclient.connection.statement.changes_session", lambda _: False)
 
 
 @pytest.mark.parametrize(

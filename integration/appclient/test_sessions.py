@@ -9,11 +9,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pymysql
 import pytest
 import sqlalchemy
+from pymysql.constants import CLIENT
 
 from appclient import AsyncCache, Cache, ReadOutcome, SourceUnsuitable
 from appclient.connection.query import LoaderConnection
@@ -55,6 +57,48 @@ def test_a_loader_that_changes_the_session_is_refused(system: System, statement:
         assert cache.get("stamp", 1)["at"] == NOON
         assert None not in cache.get_many("customer", range(1, 9)).values()
     assert hit(system, "stamp", 1)["at"] == NOON
+
+
+def test_a_loader_that_sends_two_statements_in_one_text_is_refused(system: System) -> None:
+    """Some drivers let it by default."""
+    several = partial(pymysql.Connection, client_flag=CLIENT.MULTI_STATEMENTS)
+    pools, connection = own_pool(system, kind=several)
+    with opened(system, pools=pools) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            database.query("SELECT 1; USE tenant_b")
+            return database.query_one("SELECT name FROM customers WHERE id = %s", (key,))
+
+        with pytest.raises(SourceUnsuitable, match="several statements"):
+            cache.get("report", 1)
+    assert connection.query("SELECT 1; SELECT 2") == 1, "the driver sends both"
+    connection.close()
+
+
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["own connection", "pool"])
+@pytest.mark.parametrize("statement", ["USE tenant_b", "SET time_zone = '-05:00'", "read only"])
+def test_a_session_that_a_loader_changes_past_its_view_poisons_nothing(
+    system: System, flavor: Flavor, statement: str, is_pooled: bool
+) -> None:
+    """On the driver's own connection, of which nobody else knows."""
+    variable = {"mysql": "transaction_read_only", "mariadb": "tx_read_only"}[flavor]
+    pools, pooled = own_pool(system)
+    with opened(system, pools=pools if is_pooled else None) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            own: Any = pooled if is_pooled else database._connections[0]
+            with own.cursor() as cursor:
+                cursor.execute(statement if statement != "read only" else f"SET {variable} = 0")
+            return database.query_one("SELECT name FROM customers WHERE id = %s", (key,))
+
+        read = cache.get("report", 1, explain=True)
+        assert read.outcome is ReadOutcome.NO_TOKEN
+        if not is_pooled:  # the pool has only that connection
+            assert cache.get("customer", 1)["name"] == "shop"
+            assert cache.get("stamp", 1)["at"] == NOON
+    pooled.close()
 
 
 def test_a_function_that_changes_the_session_poisons_nothing(system: System) -> None:

@@ -660,6 +660,7 @@ def test_rows_that_are_locked_are_read_in_the_transaction(app: Application) -> N
     [
         "USE mysql",
         "SET time_zone = '+05:00'",
+        "/*!50000 SET time_zone = '+05:00' */",
         "CREATE TEMPORARY TABLE freshness_other (id INT)",
         "SELECT GET_LOCK('customers', 0)",
         "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
@@ -679,6 +680,75 @@ def test_a_connection_whose_session_was_changed_is_not_served(app: Application, 
     with app.sessions() as session:
         session.get_one(Customer, 140)
     assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+
+
+def send_by_cursor(connection: sa.Connection) -> None:
+    connection.connection.cursor().execute("SET time_zone = '+05:00'")
+
+
+def send_by_driver(connection: sa.Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    driver.query("SET time_zone = '+05:00'")
+
+
+def choose_database(connection: sa.Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    driver.select_db("mysql")
+    driver.select_db("shop")
+
+
+@pytest.mark.parametrize("send", [send_by_cursor, send_by_driver, choose_database])
+def test_a_session_that_was_changed_past_sqlalchemy_is_not_served(
+    app: Application, send: Callable[[sa.Connection], None]
+) -> None:
+    app.warm("customer", 144)
+    with app.engine.connect() as connection:
+        send(connection)
+    with app.sessions() as session:
+        connection = session.connection()
+        session.get_one(Customer, 144)
+        assert app.seen == []
+        connection.invalidate()
+    with app.sessions() as session:
+        session.get_one(Customer, 144)
+    assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+
+
+def test_an_engine_whose_handler_changes_each_session_is_not_served(system: System) -> None:
+    """A hit has no connection that could be asked."""
+    with closing(Application(system)) as app:
+
+        @event.listens_for(app.engine, "connect")
+        def begin(raw: Any, _: Any) -> None:
+            raw.query("SET time_zone = '+00:00'")
+
+        app.warm("customer", 145)
+        with app.sessions() as session:
+            session.get_one(Customer, 145)
+        assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+        app.seen.clear()
+
+        @event.listens_for(app.engine, "checkout")
+        def choose(raw: Any, _: Any, __: Any) -> None:
+            raw.query("USE mysql")
+
+        with app.sessions() as session:
+            session.connection()
+        with app.sessions() as session, pytest.raises(sa.exc.ProgrammingError, match="doesn't exist"):
+            session.get_one(Customer, 145)
+        assert app.seen == []
+
+
+def test_options_of_sqlalchemy_change_no_session(system: System) -> None:
+    with closing(Application(system)) as app:
+        app.warm("customer", 146)
+        for level in ("SERIALIZABLE", "READ COMMITTED", "AUTOCOMMIT"):
+            with app.engine.connect().execution_options(isolation_level=level) as connection:
+                connection.execute(sa.text("SELECT 1"))
+            with app.sessions() as session:
+                session.connection()
+                session.get_one(Customer, 146)
+        assert [each.outcome for each in app.seen] == [ReadOutcome.HIT] * 3
 
 
 def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Application, system: System) -> None:
@@ -966,6 +1036,13 @@ def test_sessions_of_an_event_loop(app: Application, driver: str) -> None:
             async with plain() as session:
                 assert (await session.get_one(Customer, key)).v == 7
                 seen.clear()
+            async with sessions() as session:
+                raw = await (await session.connection()).get_raw_connection()
+                own: Any = raw.driver_connection
+                async with own.cursor() as cursor:
+                    await cursor.execute("SET time_zone = '+05:00'")
+                assert (await session.get_one(Customer, key)).v == 7
+                assert seen == []
             with pytest.raises(ConfigError, match="an async_sessionmaker"):
                 CachedReads(cache, app.sessions)
             async with engine.connect() as connection:

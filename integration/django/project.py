@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,8 @@ from integration.servers import Memcached, Pair
 from integration.servers.program import InvalidatorProcess
 
 OBJECTS: Final = "".join(f'[objects.{name}]\ntable = "shop_{name}"\n' for name in ("owner", "thing", "code"))
+OF_PACKAGES: Final[Mapping[str, str]] = {"auth.Group": "auth_group", "package.Tag": "package_tag"}
+"""Tables by the labels of cached models that know nothing of the cache."""
 SETTINGS: Final[Mapping[str, Any]] = {
     "INSTALLED_APPS": [
         "django.contrib.admin",
@@ -35,6 +37,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
         "django.contrib.sessions",
         "appclient.django",
         "integration.django.shop",
+        "integration.django.package",
     ],
     "MIDDLEWARE": [
         "appclient.django.middleware.ReadYourWritesMiddleware",
@@ -92,12 +95,13 @@ def put_back_pymysql() -> None:
             setattr(pymysql, child, module)
 
 
-def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS) -> None:
-    """Set up Django with the settings ``given``, or point it to these servers."""
+def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS, models: Collection[str] = ()) -> None:
+    """Set up Django with the settings ``given``, or point it to these servers. ``models``: labels of others."""
     databases = databases_of(pair)
+    freshness = {"CONFIG": config, "MODELS": list(models)}
     if not settings.configured:
         pymysql.install_as_MySQLdb()
-        settings.configure(DATABASES=databases, FRESHNESS=config, **given)
+        settings.configure(DATABASES=databases, FRESHNESS=freshness, **given)
         django.setup()
         put_back_pymysql()
         return
@@ -106,10 +110,10 @@ def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS) -> None:
     for alias in databases:
         if hasattr(connections._connections, alias):
             del connections[alias]
-    settings.DATABASES, settings.FRESHNESS = databases, config
+    settings.DATABASES, settings.FRESHNESS = databases, freshness
     connections._settings = databases
     connections.__dict__["settings"] = connections.configure_settings(databases)
-    setting_changed.send(None, setting="FRESHNESS", value=config, enter=True)
+    setting_changed.send(None, setting="FRESHNESS", value=freshness, enter=True)
 
 
 @contextmanager
@@ -123,12 +127,13 @@ def running_shop(pair: Pair, folder: Path) -> Iterator[System]:
             pair.primary.url,
             [node.address for node in nodes],
             replicas=[pair.replica.url],
-            objects=OBJECTS,
+            objects=OBJECTS
+            + "".join(f'[objects.{table}]\ntable = "{table}"\n' for table in OF_PACKAGES.values()),
             cache=CACHE,
             stream=STREAM,
         )
         pair.primary.execute("ALTER DATABASE shop CHARACTER SET utf8mb4")
-        use(pair, path)
+        use(pair, path, models=OF_PACKAGES)
         from django.core.management import call_command
 
         call_command("migrate", run_syncdb=True, verbosity=0)

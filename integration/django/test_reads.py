@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import pickle
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,6 +101,40 @@ def test_foreign_keys_and_several_keys(system: System, reads: list[Explanation])
     assert {each.object_name for each in reads} == {"thing", "owner"}
     assert {each.outcome for each in reads[len(reads) // 2 :]} == {ReadOutcome.HIT}
     assert Thing.objects.in_bulk([]) == {}
+
+
+def test_models_of_packages(system: System, reads: list[Explanation]) -> None:
+    """By their own managers, whatever these are, and by foreign keys to them."""
+    from django.contrib.auth.models import Group
+
+    from integration.django.package.models import Link, OtherTag, Tag
+
+    group, tag, dead = Group.objects.create(name="g"), Tag.objects.create(name="t"), Tag(live=False)
+    dead.save()
+    other, link = OtherTag.objects.create(name="o"), Link.objects.create(tag=tag)
+    system.settle()
+    for _ in range(2):
+        assert Group.objects.get(pk=group.pk) == group
+        assert Tag.objects.get(pk=tag.pk) == tag
+        assert Link.objects.get(pk=link.pk).tag == tag
+        assert Tag.objects.in_bulk([tag.pk]) == {tag.pk: tag}
+    assert {each.object_name for each in reads} == {"auth_group", "package_tag"}
+    assert [each.outcome for each in reads[-4:]] == [ReadOutcome.HIT] * 4
+    reads.clear()
+    with pytest.raises(Tag.DoesNotExist):
+        Tag.alive.get(pk=dead.pk)
+    assert Group.objects.get_by_natural_key("g") == group
+    assert list(Tag.objects.spoken()) == [tag]
+    assert OtherTag.objects.get(pk=other.pk) == other, "it shares an abstract model with one that is cached"
+    restored = pickle.loads(pickle.dumps(Tag.objects.filter(pk=tag.pk)))  # noqa: S301 - of this process
+    assert list(restored) == [tag]
+    assert not reads
+
+
+def test_models_of_packages_have_no_new_migrations(system: System) -> None:
+    from django.core.management import call_command
+
+    call_command("makemigrations", "auth", check_changes=True, dry_run=True, verbosity=0)
 
 
 def test_keys_by_all_spellings(system: System, reads: list[Explanation]) -> None:

@@ -211,7 +211,7 @@ def test_a_lock_in_a_transaction_is_read_on_its_connection(
 
 
 @pytest.mark.parametrize(
-    "statement", ["USE mysql", "SET time_zone = '+05:00'", "SELECT GET_LOCK('things', 0)", "select_db"]
+    "statement", ["USE mysql", "SET time_zone = '+05:00'", "SELECT GET_LOCK('things', 0)", "select_db", "raw"]
 )
 def test_a_connection_whose_session_was_changed_is_not_served(
     system: System, key: int, reads: list[Explanation], statement: str
@@ -221,6 +221,9 @@ def test_a_connection_whose_session_was_changed_is_not_served(
     try:
         if statement == "select_db":
             connection.connection.select_db("mysql")
+        elif statement == "raw":
+            with connection.connection.cursor() as cursor:
+                cursor.execute("SET time_zone = '+05:00'")
         else:
             with connection.cursor() as cursor:
                 cursor.execute(statement)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import resource
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pymysql
 import pytest
@@ -649,6 +651,31 @@ def a_machine_that_allows_few_files(system: System) -> Iterator[Mapping[str, Any
 @case(Rule.TWO_NAMES)
 def one_node_under_two_names(system: System) -> Iterator[Mapping[str, Any]]:
     yield {"nodes": [system.node.address, f"localhost:{system.node.port}"]}
+
+
+@contextmanager
+def several_addresses(name: str) -> Iterator[None]:
+    """A name of which only the first address answers."""
+    look_up = socket.getaddrinfo
+
+    def answer(host: Any, port: Any, *arguments: Any, **options: Any) -> list[Any]:
+        found = look_up("127.0.0.1" if host == name else host, port, *arguments, **options)
+        return found if host != name else [*found, *look_up("127.9.9.9", port, *arguments, **options)]
+
+    with patch.object(socket, "getaddrinfo", answer):
+        yield
+
+
+@case(Rule.SEVERAL_ADDRESSES)
+def one_name_for_several_nodes(system: System) -> Iterator[Mapping[str, Any]]:
+    with several_addresses("memcached.shop"):
+        yield {"nodes": [f"memcached.shop:{system.node.port}"]}
+
+
+@case(Rule.SEVERAL_ADDRESSES)
+def one_name_for_several_replicas(system: System) -> Iterator[Mapping[str, Any]]:
+    with several_addresses("replicas.shop"):
+        yield {"replicas": [system.replica.url.replace("127.0.0.1", "replicas.shop")]}
 
 
 @case(Rule.REFUSED, flavors=MARIADB)

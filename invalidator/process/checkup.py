@@ -38,10 +38,11 @@ from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError, NodeRefused, NodeUnavailable, missing_package
 from freshness.keys.placement import Placement
+from freshness.network import BLOCKING
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
 from invalidator.rules.finding import CheckFinding, select_errors
-from invalidator.rules.machine import check_machine
+from invalidator.rules.machine import check_machine, check_names
 from invalidator.rules.node import NodeFacts, check_record
 from invalidator.rules.primary import check_shard
 from invalidator.rules.replica import ShardFacts
@@ -86,6 +87,7 @@ class Checkup:
                     self._check_shard(keyspace, shard, sorted(tables), sound)
         if self._config.cache.backend != "memory":
             self._check_nodes()
+        self.findings += check_names(self._config, _look_up)
         self.findings += check_machine(self._config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def mend(self) -> None:
@@ -204,6 +206,14 @@ class Checkup:
             for node in nodes:
                 with suppress(FreshnessError):
                     node.perform([Delete(key)])
+
+
+def _look_up(host: str, port: int) -> set[str]:
+    """The addresses of a name; none of a name without any: the connection to it fails, too."""
+    try:
+        return {str(address[0]) for *_, address in BLOCKING.resolve(host, port)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def _look_as_invalidator(primary: ServerAddress, server: ServerAddress, flavor: str) -> ServerFacts | None:

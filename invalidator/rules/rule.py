@@ -356,6 +356,12 @@ class Rule(Enum):
         "two addresses of the configuration lead to one server",
         "name each server once",
     )
+    SEVERAL_ADDRESSES = (
+        "warning",
+        CAVEAT,
+        "the name of a node or a database server has several addresses: each connection may reach another server",
+        "give each server a name of its own, and name each",
+    )
     HIDDEN = (
         "note",
         CAVEAT,

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from appclient import ConfigError
 from appclient.django.options import read_options
 from appclient.django.place import find_places
-from appclient.django.session import may_write, note_statement, watch
+from appclient.django.session import is_special, may_write, note_statement, watch
 from freshness.config.config import load_config
 
 FILE = """
@@ -61,6 +62,9 @@ def path(tmp_path: Path) -> Path:
         ("INSERT INTO t SELECT 1", True, True),
         ("WITH a AS (SELECT 1) DELETE FROM t", True, True),
         ("CALL p()", True, True),
+        ("SELECT 1; DELETE FROM t", True, True),
+        ("--\nDELETE FROM t -- \nSELECT 1", True, True),
+        ("SELECT ';' ; ", False, False),
         ("selection", True, True),
         ("", True, True),
     ],
@@ -90,6 +94,7 @@ def test_the_setting_is_a_path_or_a_mapping(path: Path) -> None:
         ({"COOKIE_NAME": ""}, "the name of a cookie"),
         ({"TOKEN_SECONDS": 0}, "at least 1"),
         ({"TOKEN_SECONDS": True}, "at least 1"),
+        ({"MODELS": "auth.Group"}, "expected a list of labels"),
         ({"ON_READ": "no.such.function"}, "the path of a function"),
         ({"ON_READ": 5}, "a function or its path"),
     ],
@@ -204,12 +209,20 @@ class OwnQuerySet(CachedModel):
 """
 
 
-def describe_models(path: Path, tmp_path: Path, models: str) -> subprocess.CompletedProcess[str]:
+def describe_models(
+    path: Path,
+    tmp_path: Path,
+    models: str,
+    of_packages: tuple[str, ...] = (),
+    apps: str = '"appclient.django", "shop"',
+) -> subprocess.CompletedProcess[str]:
     package = tmp_path / "shop"
-    package.mkdir()
+    package.mkdir(exist_ok=True)
     (package / "__init__.py").write_text("")
     (package / "models.py").write_text(models)
-    program = SET_UP.format(path=str(path)) + (
+    setting = {"CONFIG": str(path), "MODELS": of_packages}
+    set_up = SET_UP.format(path=setting).replace('"appclient.django", "shop"', apps)
+    program = set_up + (
         "from appclient.django.installed import get_app\nprint('\\n'.join(get_app().describe()))\n"
     )
     return run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}")
@@ -227,7 +240,7 @@ def test_each_model_is_described(path: Path, tmp_path: Path) -> None:
     )
     assert ended.stdout.splitlines() == [
         "shop.Thing is the object thing",
-        "shop.Asking is the object thing",
+        "shop.Asking is the object thing, but foreign keys to it read the database",
         "shop.Proxy is the object thing",
         "shop.OwnQuerySet is the object thing",
         f"shop.Child is read from the database: it {several}",
@@ -248,12 +261,64 @@ def test_a_query_set_that_does_not_read_the_cache_is_refused(path: Path, tmp_pat
     assert "CachedManager.from_queryset(ThingQuerySet): it would read the database alone" in ended.stderr
 
 
-def test_methods_of_the_manager_have_the_docstrings_of_the_orm(path: Path) -> None:
+PACKAGE = """
+from django.db import models
+
+class ThingQuerySet(models.QuerySet):
+    pass
+
+class Live(models.Manager):
+    def get_queryset(self):
+        return super().get_queryset().filter(v=1)
+
+class Thing(models.Model):
+    v = models.IntegerField()
+    objects = Live()
+    others = ThingQuerySet.as_manager()
+"""
+
+
+@pytest.mark.parametrize(
+    ("models", "package", "message"),
+    [
+        (
+            (),
+            PACKAGE,
+            "shop.Thing is read from the database: shop_thing is in the file, so derive its manager",
+        ),
+        (
+            ("shop.Thing",),
+            PACKAGE,
+            "shop.Thing is the object thing, but objects.get(), foreign keys to it read the database",
+        ),
+        (("shop.Thing",), PACKAGE.replace("objects = Live()", ""), "shop.Thing is the object thing\n"),
+        (
+            ("shop.Thing",),
+            PACKAGE.replace("    pass", "    def get(self, *args, **kwargs):\n        return 5"),
+            "shop.Thing.others cannot read the cache: ThingQuerySet has a method get of its own",
+        ),
+        (
+            ("shop.Other",),
+            PACKAGE,
+            "FRESHNESS['MODELS'] has 'shop.Other': App 'shop' doesn't have a 'Other' model",
+        ),
+        (("Thing",), PACKAGE, "FRESHNESS['MODELS'] has 'Thing'"),
+    ],
+)
+def test_models_of_packages_are_named_in_the_setting(
+    path: Path, tmp_path: Path, models: tuple[str, ...], package: str, message: str
+) -> None:
+    """Wherever the package is in INSTALLED_APPS."""
+    for apps in ('"appclient.django", "shop"', '"shop", "appclient.django"'):
+        ended = describe_models(path, tmp_path, package, models, apps)
+        assert message in ended.stdout + ended.stderr
+
+
+def test_methods_of_the_manager_have_docstrings_of_their_own(path: Path) -> None:
     ended = run(
-        SET_UP.format(path=str(path)).replace(', "shop"]', "]") + "from django.db.models import QuerySet\n"
-        "from appclient.django.models import CachedManager\n"
-        "assert CachedManager.get.__doc__ == QuerySet.get.__doc__\n"
-        "assert CachedManager.in_bulk.__doc__ == QuerySet.in_bulk.__doc__\n"
+        SET_UP.format(path=str(path)).replace(', "shop"]', "]")
+        + "from appclient.django.models import CachedManager\n"
+        "assert 'cache' in CachedManager.get.__doc__ and 'cache' in CachedManager.in_bulk.__doc__\n"
     )
     assert ended.returncode == 0, ended.stderr
 
@@ -302,6 +367,9 @@ def test_a_missing_django_is_one_clear_line() -> None:
 
 def test_a_driver_that_cannot_choose_a_database_by_a_call_is_watched() -> None:
     """As mysql-connector, whose backend for Django is one of MySQL, too."""
-    connection = SimpleNamespace(vendor="mysql", execute_wrappers=[], connection=object())
+    raw = SimpleNamespace(cmd_query=lambda _: None)
+    connection: Any = SimpleNamespace(vendor="mysql", execute_wrappers=[], connection=raw)
     watch(connection=connection)
     assert connection.execute_wrappers == [note_statement]
+    raw.cmd_query(b"USE tenant_b")
+    assert is_special(connection)

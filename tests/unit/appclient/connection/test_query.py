@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appclient.connection.query import LoaderConnection
-from appclient.connection.statement import calls_stored_function, changes_session, require_read
+from appclient.connection.statement import SessionWatch, calls_stored_function, changes_session, require_read
 from freshness.errors import ConfigError, SourceUnsuitable
 
 
@@ -40,6 +40,9 @@ class Rows(LoaderConnection):
         "TABLE customers",
         "SHOW TABLES",
         "EXPLAIN SELECT 1",
+        "SELECT ';', \"; SET\", `;` /* ; */ FROM t -- ; the end\n ; ",
+        "SELECT 'it''s; it' # ;",
+        r"SELECT 'it\'s' ; ",
     ],
 )
 def test_a_statement_that_reads(sql: str) -> None:
@@ -63,6 +66,11 @@ def test_a_statement_that_reads(sql: str) -> None:
         "PREPARE s FROM 'SELECT 1'",
         "DO GET_LOCK('a', 1)",
         "SELECTED",
+        "SELECT 1; SET time_zone = '-05:00'",
+        "SELECT ''; USE tenant_b",
+        r"SELECT '\'; USE tenant_b -- '",
+        "SELECT 1 /*! ; USE tenant_b */",
+        "--\nSET time_zone = '-05:00' -- \nSELECT 1",
         "",
     ],
 )
@@ -87,6 +95,22 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
         ("PREPARE s FROM 'SET time_zone = 1'", True),
         ("SELECT GET_LOCK('a', 1)", True),
         ("SELECT id, get_lock (name, 1) FROM customers", True),
+        ("SELECT 1; USE tenant_b", True),
+        (r"SELECT '\'; USE tenant_b -- '", True),
+        ("/*!50000 SET time_zone = '+05:00' */", True),
+        ("/*M! USE tenant_b */", True),
+        ("--\nUSE tenant_b -- \nSELECT 1", True),
+        ("CREATE /* a */ TEMPORARY TABLE t (id INT)", True),
+        ("CREATE /*! OR REPLACE */ TEMPORARY TABLE t (id INT)", True),
+        ("LOCK/**/TABLE customers READ", True),
+        ("EXECUTE IMMEDIATE CONCAT('SET time', '_zone = 1')", True),
+        ("BEGIN NOT ATOMIC SET time_zone = '+05:00'; END", True),
+        ("IF 1 THEN SET time_zone = '+05:00'; END IF", True),
+        ("SET STATEMENT max_statement_time = 1 FOR SET time_zone = '+05:00'", True),
+        ("SELECT GET_LOCK/**/('a', 1)", True),
+        ("BEGIN", False),
+        ("SELECT ';', '; USE tenant_b' /* ; USE tenant_b */", False),
+        (r"INSERT INTO notes VALUES ('it\'s; that is all')", False),
         ("SET foreign_key_checks = 0", False),
         ("SET @tenant = 5", False),
         ("SET SESSION innodb_lock_wait_timeout = 5", False),
@@ -98,6 +122,69 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
 )
 def test_a_statement_after_which_others_mean_other_rows(sql: str, changes: bool) -> None:
     assert changes_session(sql) is changes
+
+
+class Driver:
+    """Methods of all drivers by which a session is changed."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def query(self, sql: Any, unbuffered: bool = False) -> int:
+        self.sent.append(sql)
+        return 5
+
+    def select_db(self, name: str) -> None:
+        self.sent.append(name)
+
+
+class Connector(Driver):
+    cmd_query = Driver.query
+
+
+@pytest.mark.parametrize("sql", ["USE tenant_b", b"USE tenant_b", bytearray(b"SET time_zone = '+05:00'")])
+def test_a_change_of_the_session_is_seen_whoever_sends_it(sql: Any) -> None:
+    driver = Driver()
+    watch = SessionWatch(driver)
+    assert driver.query("SELECT 1", unbuffered=True) == 5
+    assert not watch.is_special
+    driver.query(sql)
+    assert watch.is_special
+    assert driver.sent == ["SELECT 1", sql]
+
+
+def test_a_change_without_a_text_is_seen() -> None:
+    driver = Driver()
+    watch = SessionWatch(driver)
+    driver.select_db("tenant_b")
+    assert (watch.is_special, driver.sent) == (True, ["tenant_b"])
+
+
+def test_a_lock_of_each_read_ends_with_the_option_that_asked_for_it() -> None:
+    driver = Driver()
+    watch = SessionWatch(driver)
+    for level, locks in (("SERIALIZABLE", True), ("READ COMMITTED", False)):
+        driver.query(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+        assert watch.is_special is locks
+
+
+def test_autocommit_by_the_method_of_a_driver_changes_no_session() -> None:
+    for driver, changes in ((Connector(), False), (Driver(), True)):
+        watch = SessionWatch(driver)
+        driver.query("SET @@session.autocommit = OFF")
+        assert watch.is_special is changes
+
+
+class Closed:
+    __slots__ = ()
+
+    def query(self, sql: Any) -> None:
+        """Its methods cannot be replaced."""
+
+
+@pytest.mark.parametrize("driver", [object(), Closed()])
+def test_a_connection_that_cannot_be_watched_counts_as_changed(driver: Any) -> None:
+    assert SessionWatch(driver).is_special
 
 
 @pytest.mark.parametrize(
@@ -115,7 +202,17 @@ def test_a_function_that_may_lock(sql: str, calls: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "sql", ["SELECT @n := 5", "SELECT 1 INTO @n", "SELECT GET_LOCK('a', 1)", "SELECT LAST_INSERT_ID(7)"]
+    "sql",
+    [
+        "SELECT @n := 5",
+        "SELECT 1 INTO @n",
+        "SELECT 1 INTO@n",
+        "SELECT 1 INTO/**/@n",
+        "SELECT GET_LOCK('a', 1)",
+        "SELECT GET_LOCK/**/('a', 1)",
+        "SELECT LAST_INSERT_ID(7)",
+        "SELECT LAST_INSERT_ID/**/(7)",
+    ],
 )
 def test_a_connection_with_something_left_in_its_session_is_not_lent_again(sql: str) -> None:
     opened = Rows()

@@ -1,0 +1,1 @@
+"""An application as packages have them: it knows nothing of the cache."""
