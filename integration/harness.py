@@ -194,13 +194,13 @@ class System:
 
         wait_until(is_open, f"{wanted} nodes are open", self.describe)
 
-    def wait_new_life(self, node: Memcached, former: str) -> None:
+    def wait_new_life(self, node: Memcached, previous: str) -> None:
         """Return when the node is open in another life."""
 
         def is_reborn() -> bool:
             states = {each["node"]: (each["state"], each.get("life")) for each in self.status()}
             state, life = states[node.address]
-            return state == "open" and life != former
+            return state == "open" and life != previous
 
         wait_until(is_reborn, f"{node.address} lives anew", self.describe)
 

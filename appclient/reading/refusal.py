@@ -45,7 +45,7 @@ REMEDIES: Final[dict[ReadOutcome, str]] = {
     ReadOutcome.RING: _FILES,
     ReadOutcome.OBJECT: _FILES,
     ReadOutcome.IDENTITY: "keys that fold to one item, or entries of an older definition of the object",
-    ReadOutcome.DEAD: "entries of a former life whose place could not be taken: the node answers badly",
+    ReadOutcome.DEAD: "entries of a previous life whose place could not be taken: the node answers badly",
     ReadOutcome.LIFE: "the node restarted or was flushed; if it is often, see why",
     ReadOutcome.NODE_DOWN: "a node does not answer: see that it runs and is reachable",
     ReadOutcome.FOREIGN: "something else writes to the nodes under the cache's keys, or another format version does",

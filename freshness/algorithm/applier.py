@@ -266,7 +266,7 @@ class Applier:
             if not (yield ConfirmSuccession(previous, head.primary)):
                 raise HistoryLost(
                     f"the primary was {previous} and is {head.primary}: readers may have seen commits that it lacks",
-                    hint="list the former primary as a replica, or state lossless_failover, to keep the cache (F101)",
+                    hint="list the previous primary as replica, or state lossless_failover, to keep the cache (F101)",
                 )
             log.info("the primary was %s and is %s; nothing is lost", previous, head.primary)
 

@@ -392,5 +392,5 @@ def require_topology(record: NodeRecord | None, policy: NodePolicy, node: str) -
         raise MembershipLost(
             f"{node}: its record of {policy.lineage} is of topology {record.topology}, this process has "
             f"topology {policy.topology}",
-            hint="load the present freshness.toml; a former topology is never served again",
+            hint="load the present freshness.toml; a previous topology is never served again",
         )

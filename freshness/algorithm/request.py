@@ -252,10 +252,10 @@ class Head:
 
 @value
 class ConfirmSuccession:
-    """Ask whether it is certain that no reader has seen more than ``present`` has, the primary after ``former``.
+    """Ask whether it is certain that no reader has seen more than ``present`` has, the primary after ``previous``.
     Answer: a bool, False in doubt."""
 
-    former: str
+    previous: str
     present: str
 
 

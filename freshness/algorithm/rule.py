@@ -40,7 +40,7 @@ class ReadOutcome(Enum):
     NODE_DOWN = "the node did not answer"
     FOREIGN = "the item in the cache is not one of ours"
     IDENTITY = "the item in the cache is of another key or spelling"
-    DEAD = "the entry belongs to a former life of the node"
+    DEAD = "the entry belongs to a previous life of the node"
     NO_TOKEN = "the server read gives no engine-visible position"
     KEY = "the key's collation does not allow to cache this"
     PARTS = "a part of a large value is missing, or is of another value"

@@ -185,7 +185,7 @@ class Table:
             if key in known:
                 continue
             if gone := _GONE.get(f"{self.where}.{key}"):
-                self.report(key, "a setting of a former release", f"none: {gone}")
+                self.report(key, "a setting of a previous release", f"none: {gone}")
             elif nearest := get_close_matches(key, known, n=1, cutoff=0.5):
                 self.report(key, "an unknown key", f'a known one; did you mean "{nearest[0]}"?')
             else:

@@ -205,7 +205,7 @@ class HeartbeatWriter:
             raise SourceUnsuitable(
                 f"{self._address.host}:{self._address.port}: topology {latest} is in force, this process has "
                 f"topology {own}",
-                hint="load the present freshness.toml; a former topology is never served again",
+                hint="load the present freshness.toml; a previous topology is never served again",
             )
 
     def epoch(self) -> int:

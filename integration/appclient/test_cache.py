@@ -194,7 +194,7 @@ def test_a_key_of_two_columns_one_of_them_padded(system: System, cache: Cache) -
 # -- composites ----------------------------------------------------------------------------------------
 
 
-def test_a_member_row_that_moves_invalidates_the_former_and_the_new_owner(
+def test_a_member_row_that_moves_invalidates_the_previous_and_the_new_owner(
     system: System, cache: Cache
 ) -> None:
     insert(system, 31, 32)
@@ -325,14 +325,14 @@ def test_a_read_that_a_signal_interrupts_never_gives_its_answer_to_another_one(
         affected: int = read_result(self, unbuffered)
         return affected
 
-    former = signal.signal(signal.SIGALRM, interrupt)
+    previous = signal.signal(signal.SIGALRM, interrupt)
     monkeypatch.setattr(kind, "_read_query_result", interrupted)
     try:
         for _ in range(2):
             with pytest.raises(Interruption):
                 cache.database().query("SELECT * FROM customers WHERE id = 250")
     finally:
-        signal.signal(signal.SIGALRM, former)
+        signal.signal(signal.SIGALRM, previous)
     assert cache.database().query("SELECT * FROM customers WHERE id = 251").rows[0]["id"] == 251
     for key in range(252, 258):
         found = cache.get("customer", key)

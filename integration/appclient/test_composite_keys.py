@@ -169,7 +169,7 @@ def test_race_of_a_writer_and_readers(system: System, cache: Cache) -> None:
 
 
 @pytest.mark.parametrize(
-    ("former", "new", "says"),
+    ("previous", "new", "says"),
     [
         ('"tenant", "page"', '"tenant", "slug"', r"table shop\.blocks has no column slug"),
         ('"tenant", "page"', '"page", "tenant"', "tenant_id in its key has several types"),
@@ -182,17 +182,17 @@ def test_race_of_a_writer_and_readers(system: System, cache: Cache) -> None:
     ],
 )
 def test_members_that_do_not_fit_the_key_are_refused(
-    pair: Pair, tmp_path: Path, former: str, new: str, says: str
+    pair: Pair, tmp_path: Path, previous: str, new: str, says: str
 ) -> None:
     for table in TABLES:
         pair.primary.execute(table, database="shop")
-    assert former in PAGE
+    assert previous in PAGE
     path = write_config(
         tmp_path,
         pair.primary.flavor,
         pair.primary.url,
         ["127.0.0.1:1"],
-        objects=PAGE.replace(former, new),
+        objects=PAGE.replace(previous, new),
     )
     with pytest.raises(ConfigError, match=says) as refused:
         Cache.open(path)

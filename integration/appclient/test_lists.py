@@ -239,7 +239,7 @@ def test_lines_that_go_round_between_orders_are_never_old(system: System, cache:
 
 
 @pytest.mark.parametrize(
-    ("former", "new", "says"),
+    ("previous", "new", "says"),
     [
         ('"placed desc"', '"paid desc"', r"table shop\.orders has no column paid"),
         ('"customer_id"', '"total"', r"column shop\.orders\.total of type float cannot be a key"),
@@ -247,13 +247,17 @@ def test_lines_that_go_round_between_orders_are_never_old(system: System, cache:
     ],
 )
 def test_a_list_that_cannot_be_exact_is_refused(
-    pair: Pair, tmp_path: Path, former: str, new: str, says: str
+    pair: Pair, tmp_path: Path, previous: str, new: str, says: str
 ) -> None:
     pair.primary.execute(TABLES[0], database="shop")
     pair.primary.execute("CREATE TABLE loose (v INT, placed INT)", database="shop")
-    assert former in LATEST
+    assert previous in LATEST
     path = write_config(
-        tmp_path, pair.primary.flavor, pair.primary.url, ["127.0.0.1:1"], objects=LATEST.replace(former, new)
+        tmp_path,
+        pair.primary.flavor,
+        pair.primary.url,
+        ["127.0.0.1:1"],
+        objects=LATEST.replace(previous, new),
     )
     with pytest.raises(ConfigError, match=says) as refused:
         Cache.open(path)

@@ -96,7 +96,7 @@ def test_workers_that_are_forked_read_right_rows_on_bounded_connections(
     system, before = counted
     wait_until(
         lambda: all(count_connections(system, node) <= before[node] for node in range(2)),
-        "the workers of a former server have ended",
+        "the workers of a previous server have ended",
         system.describe,
     )
     most = [0]

@@ -180,7 +180,7 @@ def quoted(text: str | None) -> str:
     return "NULL" if text is None else f"'{text}'"
 
 
-def test_text_that_the_collation_calls_equal_never_finds_a_former_row(system: System, cache: Cache) -> None:
+def test_text_that_the_collation_calls_equal_never_finds_a_previous_row(system: System, cache: Cache) -> None:
     """Rows take, leave and exchange addresses that are equal for the database in several spellings. After each change
     every spelling is asked for, so what earlier reads have stored is looked at."""
     chance = random.Random(f"{system.pair.primary.flavor} 1")

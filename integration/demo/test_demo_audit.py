@@ -91,9 +91,9 @@ def test_what_the_audit_finds_poisoned_at_the_end_is_what_the_demo_finds(
         if action["action"] not in ("fill", "invalidation"):
             continue
         item = action["item"].decode()
-        former = last.get(action["item"])
-        if former is not None and effect_of(former) != effect_of(action):
-            is_close = action["begin_us"] - former["end_us"] < CLOSE_US
+        previous = last.get(action["item"])
+        if previous is not None and effect_of(previous) != effect_of(action):
+            is_close = action["begin_us"] - previous["end_us"] < CLOSE_US
             (close.add if is_close else close.discard)(item)
         last[action["item"]] = action
     left = {

@@ -186,12 +186,12 @@ def test_a_database_of_another_name_is_not_read_from_the_cache(
     made = Thing.objects.create()
     system.settle()
     connection = connections["replica"]
-    former = dict(connection.settings_dict)
+    previous = dict(connection.settings_dict)
     connection.settings_dict["NAME"] = "test_shop"
     try:
         assert Thing.objects.get(pk=made.pk) == made  # on the connection that is open
     finally:
-        connection.settings_dict.update(former)
+        connection.settings_dict.update(previous)
     assert not reads
 
 

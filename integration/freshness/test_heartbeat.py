@@ -77,20 +77,20 @@ def test_the_watermark_is_the_previous_beat_of_this_session(server: DatabaseServ
     reconnected.close()
 
 
-def test_a_former_topology_beats_no_more(server: DatabaseServer) -> None:
+def test_a_previous_topology_beats_no_more(server: DatabaseServer) -> None:
     """F102: an invalidator with an old file gets no heartbeat, so it opens no node, whatever nodes have lost."""
-    former = writer_of(server, "former", namespace="shop")
+    previous = writer_of(server, "previous", namespace="shop")
     elsewhere = writer_of(server, "elsewhere", namespace="other")
     present = writer_of(server, "present", namespace="shop", topology=3)
-    former.prepare()
+    previous.prepare()
     elsewhere.prepare()
-    assert (former.beat(), elsewhere.beat()) == (1, 1)
+    assert (previous.beat(), elsewhere.beat()) == (1, 1)
     present.prepare()
     before = rows_of(server)
     with pytest.raises(
         SourceUnsuitable, match=r"topology 3 is in force, this process has topology 1"
     ) as raised:
-        former.beat()
+        previous.beat()
     assert "load the present freshness.toml" in raised.value.hint
     assert rows_of(server) == before
     assert (present.beat(), elsewhere.beat()) == (1, 2)
@@ -100,7 +100,7 @@ def test_a_former_topology_beats_no_more(server: DatabaseServer) -> None:
         again.beat()
     present.prepare()
     assert present.beat() == 2
-    for writer in (former, elsewhere, present, again):
+    for writer in (previous, elsewhere, present, again):
         writer.close()
 
 
@@ -120,15 +120,15 @@ def test_a_row_with_the_number_of_one_shard_is_merged_with_that_of_another(serve
     assert not numbers[0].keys() & numbers[1].keys(), "replication would end at a duplicate key"
 
 
-def test_without_the_number_in_force_a_former_topology_would_beat(
+def test_without_the_number_in_force_a_previous_topology_would_beat(
     server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    former = writer_of(server, "former", namespace="shop")
+    previous = writer_of(server, "previous", namespace="shop")
     present = writer_of(server, "present", namespace="shop", topology=3)
     monkeypatch.setattr(heartbeat, "_RAISE_TOPOLOGY", "DO 0")
     present.prepare()
-    assert former.beat() == 1
-    former.close()
+    assert previous.beat() == 1
+    previous.close()
     present.close()
 
 

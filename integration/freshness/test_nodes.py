@@ -108,19 +108,19 @@ class TestMemcached(BoundContract):
         """The trap of F8: another connection may use the number, the one that was broken does not (and entries
         carry the life besides)."""
         node = setup.connect()
-        node.perform([Add(b"k", b"former", TTL_SECONDS)])
-        (former,) = node.perform([Get(b"k")])
-        assert isinstance(former, Item)
+        node.perform([Add(b"k", b"previous", TTL_SECONDS)])
+        (previous,) = node.perform([Get(b"k")])
+        assert isinstance(previous, Item)
         setup.kill()
         setup.restart()
         node.close()
         node.perform([Add(b"k", b"new", TTL_SECONDS)])
-        request = Cas(b"k", b"from the former life", former.version, TTL_SECONDS)
+        request = Cas(b"k", b"from the previous life", previous.version, TTL_SECONDS)
         assert node.perform([request]) == [CONFLICT]
         (stored,) = setup.connect().perform([request])
         assert isinstance(stored, Stored)
 
-    def test_a_refused_item_takes_the_former_one_with_it(self, setup: Setup) -> None:
+    def test_a_refused_item_takes_the_previous_one_with_it(self, setup: Setup) -> None:
         """Whatever the version; `Refused` says so, and `MemoryStore` models it."""
         node = setup.connect()
         node.perform([Add(b"k", b"v", TTL_SECONDS)])
@@ -468,14 +468,16 @@ class TestRedis(BoundContract):
 
     def test_versions_do_not_repeat_after_a_restart(self, setup: Setup) -> None:
         node = setup.connect()
-        node.perform([Add(b"k", b"former", TTL_SECONDS)])
-        (former,) = node.perform([Get(b"k")])
-        assert isinstance(former, Item)
+        node.perform([Add(b"k", b"previous", TTL_SECONDS)])
+        (previous,) = node.perform([Get(b"k")])
+        assert isinstance(previous, Item)
         setup.kill()
         setup.restart()
         node.close()
         node.perform([Add(b"k", b"new", TTL_SECONDS)])
-        assert node.perform([Cas(b"k", b"from the former life", former.version, TTL_SECONDS)]) == [CONFLICT]
+        assert node.perform([Cas(b"k", b"from the previous life", previous.version, TTL_SECONDS)]) == [
+            CONFLICT
+        ]
 
 
 @pytest.mark.parametrize(
@@ -542,13 +544,13 @@ def store_bound(node: CacheNode) -> Item:
     return bound
 
 
-def check_bound_is_gone(node: CacheNode, former: Item) -> None:
+def check_bound_is_gone(node: CacheNode, previous: Item) -> None:
     """The plain item is there and the bound one is not, for any request; it can be added again."""
     bound, *plain = node.perform(BOUND)
     assert bound is MISSING
     assert [reply.value for reply in plain if isinstance(reply, Item)] == [b"entry", b"entry"]
     replies = node.perform(
-        [Cas(b"bound", b"late", former.version, TTL_SECONDS), Append(b"bound", b"late"), *BOUND[:1]]
+        [Cas(b"bound", b"late", previous.version, TTL_SECONDS), Append(b"bound", b"late"), *BOUND[:1]]
     )
     assert replies == [MISSING, CONFLICT, MISSING]
     added = Add(b"bound", b"again", TTL_SECONDS, is_bound=True)
@@ -564,24 +566,24 @@ def test_a_redis_that_is_restarted_with_its_data(started_redis: Callable[..., Re
     """F100: as after a crash of a server that saves its data now and then."""
     server = started_redis()
     node = RedisNode(server.address)
-    former = store_bound(node)
+    previous = store_bound(node)
     assert ask(server).save()
     server.restart()
     with pytest.raises(NodeUnavailable):
         node.perform(BOUND)
-    check_bound_is_gone(node, former)
+    check_bound_is_gone(node, previous)
 
 
 def test_a_redis_that_was_a_replica_in_between(started_redis: Callable[..., Redis]) -> None:
     """It has the same run_id after that, the connection stays open, and the item came back with all its bytes."""
     server, other = started_redis(*AT_ONCE), started_redis(*AT_ONCE)
     node = RedisNode(server.address)
-    former = store_bound(node)
+    previous = store_bound(node)
     run_id = ask(server).info("server")["run_id"]
     make_replica(other, server)
     (copy,) = RedisNode(other.address).perform([Get(b"bound")])
     assert isinstance(copy, Item)
-    assert (copy.value, copy.version) == (former.value, former.version)
+    assert (copy.value, copy.version) == (previous.value, previous.version)
     make_primary(other)
     make_replica(server, other)
     with pytest.raises(NodeUnavailable, match="read only replica") as caught:
@@ -589,27 +591,27 @@ def test_a_redis_that_was_a_replica_in_between(started_redis: Callable[..., Redi
     assert "primary" in caught.value.hint
     make_primary(server)
     assert ask(server).info("server")["run_id"] == run_id
-    check_bound_is_gone(node, former)
+    check_bound_is_gone(node, previous)
     assert RedisNode(other.address).perform(BOUND[:1]) == [MISSING]
 
 
 def test_a_promoted_replica_has_no_bound_item(started_redis: Callable[..., Redis]) -> None:
     primary, replica = started_redis(*AT_ONCE), started_redis(*AT_ONCE)
-    former = store_bound(RedisNode(primary.address))
+    previous = store_bound(RedisNode(primary.address))
     make_replica(replica, primary)
     node = RedisNode(replica.address)
     assert node.perform(BOUND[:1]) == [MISSING]
     make_primary(replica)
-    check_bound_is_gone(node, former)
+    check_bound_is_gone(node, previous)
 
 
 def test_a_first_replica_costs_the_bound_items(started_redis: Callable[..., Redis]) -> None:
     """For nothing: a server draws a new master_replid then. A second replica costs none."""
     primary = started_redis(*AT_ONCE)
     node = RedisNode(primary.address)
-    former = store_bound(node)
+    previous = store_bound(node)
     make_replica(started_redis(*AT_ONCE), primary)
-    check_bound_is_gone(node, former)
+    check_bound_is_gone(node, previous)
     make_replica(started_redis(*AT_ONCE), primary)
     (bound,) = node.perform(BOUND[:1])
     assert isinstance(bound, Item)

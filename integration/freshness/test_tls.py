@@ -203,8 +203,8 @@ def test_a_changed_password_is_read_for_the_next_connection(
     database: DatabaseServer, authority: Authority, tmp_path: Path
 ) -> None:
     path = tmp_path / "password"
-    path.write_text("former\n")
-    database.execute("CREATE USER rotated@'%' IDENTIFIED BY 'former'")
+    path.write_text("previous\n")
+    database.execute("CREATE USER rotated@'%' IDENTIFIED BY 'previous'")
     database.execute("GRANT ALL ON *.* TO rotated@'%'")
     tls = Tls(authority.ca)
     address = ServerAddress("127.0.0.1", database.port, "rotated", PasswordFile(path), SCHEMA, tls)
@@ -297,7 +297,7 @@ def _refuses(node: Guarded, login: NodeLogin) -> None:
             return error
         return None
 
-    refusal = wait_until(find_refusal, "the former password is refused")
+    refusal = wait_until(find_refusal, "the previous password is refused")
     assert "refuses" in refusal.message
     assert "read again" in refusal.hint
     assert SECRET not in str(refusal)

@@ -198,7 +198,7 @@ def test_an_unknown_key_and_a_missing_file(tmp_path: Path) -> None:
         "cache.lease_second",
         'did you mean "lease_seconds"',
         "cache.tombstone_ttl_seconds",
-        "a setting of a former release",
+        "a setting of a previous release",
         verb="check",
     )
     for verb in ("run", "check", "status"):

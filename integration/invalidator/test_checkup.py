@@ -213,7 +213,7 @@ table = "goods"
 # -- positions that readers never show ------------------------------------------------------------------
 
 
-def test_a_domain_of_a_former_source_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_domain_of_a_previous_source_is_no_hindrance(tmp_path: Path) -> None:
     """It stood in every floor, no replica has it, and nothing was ever stored (F113)."""
     with database_pair("mariadb") as pair:
         pair.primary.execute(f"SET GLOBAL gtid_slave_pos = '{pair.primary.executed()},5-9-77'")

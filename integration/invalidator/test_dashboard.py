@@ -253,10 +253,10 @@ def test_a_reshard_is_told_from_its_begin_to_its_end(tmp_path: Path, look: Open)
         page = look(port)
         page.wait_for("All is well: 1 shard on 2 nodes")
         assert "reshard" not in page.text("main")
-        former = router.shards
-        reshard = prepare_copied(made.cluster, former, ["-80", "80-"])
-        (source,), destinations = map(lineage_of, former), [*map(lineage_of, reshard.destinations)]
-        made.reload(former, reshard.destinations)
+        previous = router.shards
+        reshard = prepare_copied(made.cluster, previous, ["-80", "80-"])
+        (source,), destinations = map(lineage_of, previous), [*map(lineage_of, reshard.destinations)]
+        made.reload(previous, reshard.destinations)
         page.wait_for("A reshard is under way", *destinations, f"are served by {source}", selector="main")
         page.wait_for("All is well: 3 shards on 2 nodes", selector="#verdict")
         assert page.text("#shards").count("followed, does not serve") == 2
@@ -264,7 +264,7 @@ def test_a_reshard_is_told_from_its_begin_to_its_end(tmp_path: Path, look: Open)
         page.keep("reshard")
         stop_writes(reshard)
         catch_up(reshard)
-        made.reload(reshard.destinations, former)
+        made.reload(reshard.destinations, previous)
         page.wait_for(source, f"are served by {', '.join(destinations)}", selector="#reshards")
         made.reload(reshard.destinations)
         page.wait_for("All is well: 2 shards on 2 nodes", selector="#verdict")

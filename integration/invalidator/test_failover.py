@@ -30,10 +30,10 @@ class Scene:
 
     def __init__(self, pair: Pair, node: Memcached, folder: Path) -> None:
         self.pair, self.node, self.folder = pair, node, folder
-        self.former, self.present = pair.primary, pair.replica
-        self.former.execute(CUSTOMERS_TABLE, database="shop")
-        self.former.execute("INSERT INTO customers VALUES (1, 'a', 1)", database="shop")
-        self.configure(self.former)
+        self.previous, self.present = pair.primary, pair.replica
+        self.previous.execute(CUSTOMERS_TABLE, database="shop")
+        self.previous.execute("INSERT INTO customers VALUES (1, 'a', 1)", database="shop")
+        self.configure(self.previous)
 
     def configure(
         self, primary: DatabaseServer, *replicas: DatabaseServer, shard: Mapping[str, Any] = {}
@@ -88,9 +88,9 @@ def test_a_commit_that_only_a_reader_saw(
         invalidator.kill()
     scene.present.stop_replication()
     scene.evict()
-    scene.former.execute("UPDATE customers SET v = 2", database="shop")
+    scene.previous.execute("UPDATE customers SET v = 2", database="shop")
     assert scene.read() == (ReadOutcome.FILLED, 2)
-    scene.former.kill()
+    scene.previous.kill()
     scene.present.remove_sources()
     scene.configure(scene.present, shard=shard)
     assert (scene.life() == life) == bool(shard)
@@ -107,9 +107,9 @@ def test_a_planned_switchover(own_pair: Pair, memcached: Memcached, tmp_path: Pa
         invalidator.kill()
     own_pair.wait_caught_up()
     scene.present.remove_sources()
-    if scene.former.flavor == "mariadb":
-        scene.former.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
-    scene.former.replicate_from(scene.present)
-    scene.configure(scene.present, scene.former)
+    if scene.previous.flavor == "mariadb":
+        scene.previous.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
+    scene.previous.replicate_from(scene.present)
+    scene.configure(scene.present, scene.previous)
     assert scene.life() == life
     assert scene.read() == (ReadOutcome.HIT, 1)

@@ -135,14 +135,14 @@ def show_with_errors(asker: Asker, path: Path, url: str) -> list[str]:
     config = path.read_text().replace(asker.url.removeprefix("https://"), f"127.0.0.1:{find_free_port()}")
     wrong = path.with_name("wrong.toml")
     shown = []
-    for former, present in (
+    for previous, present in (
         (url, url.replace(SECRETS["account"], SECRETS["wrong"])),
         (url, f"mysql://planted:{SECRETS['other']}@"),
         ("[stream]", f'[stream]\npasword = "{SECRETS["other"]}"'),
         ('primary = "', f'primary = "mysql:/{SECRETS["other"]}'),
     ):
-        assert config.count(former) == 1, former
-        wrong.write_text(config.replace(former, present))
+        assert config.count(previous) == 1, previous
+        wrong.write_text(config.replace(previous, present))
         for verb in ("check", "run"):
             ended = (
                 run_cli(verb, "-c", wrong, "--log-level", "debug")

@@ -226,10 +226,10 @@ def test_memcached_restarted_in_the_middle(pair: Pair, tmp_path: Path) -> None:
         with Load(system, seed=2) as load:
             for node in (system.nodes[0], system.nodes[1], system.nodes[0]):
                 load.wait_writes(60)
-                former = system.lives()[node.address]
+                previous = system.lives()[node.address]
                 node.restart()
                 load.wait_writes(60)
-                system.wait_new_life(node, former)
+                system.wait_new_life(node, previous)
                 load.next_round()
         assert load.reads
         system.assert_none_stale(cache, "customer", load.keys)
@@ -338,7 +338,7 @@ def test_a_flushed_node_refuses_what_was_read_before_its_new_life(pair: Pair, tm
         keys = insert_customers(system, 20)
         wait_for_hits(cache, "customer", keys, system.describe)
         [node] = system.nodes
-        former = system.lives()[node.address]
+        previous = system.lives()[node.address]
         pair.replica.stop_replication()
         try:
             system.execute("UPDATE customers SET v = 1")
@@ -348,7 +348,7 @@ def test_a_flushed_node_refuses_what_was_read_before_its_new_life(pair: Pair, tm
                 """The life stays the same if the record's copy was written just after the flush."""
                 assert node.ask("flush_all") == "OK\r\n"
                 system.wait_open()
-                return system.lives()[node.address] != former
+                return system.lives()[node.address] != previous
 
             wait_until(is_flushed, "the flushed node has another life", system.describe)
             system.wait_open()

@@ -88,22 +88,22 @@ class Scene:
         adopts: bool = True,
         name: StableName | None = None,
     ) -> None:
-        self.pair, self.former, self.present = pair, pair.primary, pair.replica
-        self.former.execute(CUSTOMERS_TABLE, database="shop")
+        self.pair, self.previous, self.present = pair, pair.primary, pair.replica
+        self.previous.execute(CUSTOMERS_TABLE, database="shop")
         for key in KEYS:
-            self.former.execute(f"INSERT INTO customers VALUES ({key}, 'c', 0)", database="shop")
+            self.previous.execute(f"INSERT INTO customers VALUES ({key}, 'c', 0)", database="shop")
         if pair.primary.flavor == "mariadb":  # else app, as whom heartbeats are written, is above read_only
-            with self.former.connect(user="root") as connection, connection.cursor() as cursor:
+            with self.previous.connect(user="root") as connection, connection.cursor() as cursor:
                 cursor.execute("REVOKE READ_ONLY ADMIN ON *.* FROM app@'%'")
         pair.wait_caught_up()
         set_read_only(self.present, 1)
-        replicas = [self.present.url] if name is None else [self.present.url, self.former.url]
+        replicas = [self.present.url] if name is None else [self.present.url, self.previous.url]
         self.path = write_config(
             folder,
-            self.former.flavor,
-            self.former.url
+            self.previous.flavor,
+            self.previous.url
             if name is None
-            else self.former.url.replace(str(self.former.port), str(name.port)),
+            else self.previous.url.replace(str(self.previous.port), str(name.port)),
             [node.address],
             replicas=replicas,
             shard={"adopt_promotions": adopts},
@@ -148,10 +148,10 @@ class Scene:
 
     def demote(self) -> None:
         """Make the previous primary a replica of the current one."""
-        if self.former.flavor == "mariadb":
-            with self.former.connect(user="root") as connection, connection.cursor() as cursor:
+        if self.previous.flavor == "mariadb":
+            with self.previous.connect(user="root") as connection, connection.cursor() as cursor:
                 cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
-        self.former.replicate_from(self.present)
+        self.previous.replicate_from(self.present)
 
     def wait_adopted(self, load: Load, *, times: int = 1) -> None:
         wait_until(lambda: self.invalidator.log().count("adopted: ") == times, "it is adopted", self.describe)
@@ -167,7 +167,7 @@ def scene_of(
     scene = Scene(pair, node, folder, adopts=adopts, name=name)
     with ExitStack() as stack:
         stack.enter_context(scene.invalidator)
-        load = Load(scene.path, scene.former)
+        load = Load(scene.path, scene.previous)
         load.start()
         stack.callback(load.stop)
         wait_until(lambda: min(load.written.values()) > 0, "every row was written")
@@ -181,7 +181,7 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
         life = scene.state()["life"]
         with load.writing:
             load.primary = None
-            set_read_only(scene.former, 1)
+            set_read_only(scene.previous, 1)
         own_pair.wait_caught_up()
         scene.promote()
         scene.demote()
@@ -203,13 +203,13 @@ def test_a_crash_is_followed_by_the_replica_that_was_promoted_also_after_a_resta
         with load.writing:
             load.primary = None
             own_pair.wait_caught_up()
-            scene.former.kill()
+            scene.previous.kill()
         scene.promote()
         load.primary = scene.present
         scene.wait_adopted(load)
         wait_until(
             lambda: scene.state().get("life", life) != life and scene.state()["state"] == "open",
-            "the node begins a new life: nothing shows what the former primary had",
+            "the node begins a new life: nothing shows what the previous primary had",
             scene.describe,
         )
         written = dict(load.written)
@@ -243,7 +243,7 @@ def test_a_promotion_that_may_not_be_adopted_is_not(
 ) -> None:
     with scene_of(own_pair, memcached, tmp_path, adopts=False) as (scene, load):
         load.stop()
-        set_read_only(scene.former, 1)
+        set_read_only(scene.previous, 1)
         own_pair.wait_caught_up()
         scene.promote()
         wait_until(lambda: "heartbeat not written" in scene.invalidator.log(), "it is told", scene.describe)

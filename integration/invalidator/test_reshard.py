@@ -380,16 +380,16 @@ def reshard_under_load(
 ) -> None:
     """The procedure of docs/topology.md, with readers of the previous and of the new topology. ``disturb`` is called
     after each step."""
-    former = router.shards
+    previous = router.shards
     old = Reader(made.path, writer, is_patient=is_patient)
     old.start()
     # 1. The destinations exist and are followed, and nothing is cached from them
     prepare = prepare_replicated if keeps_gtids else prepare_copied
-    reshard: Reshard = prepare(made.cluster, former, names)
+    reshard: Reshard = prepare(made.cluster, previous, names)
     if keeps_gtids:
         for shard in reshard.destinations:
             made.continues[shard.number] = tuple(map(lineage_of, reshard.sources_of(shard)))
-    made.reload(former, reshard.destinations)
+    made.reload(previous, reshard.destinations)
     writer.wait_for(SOME)
     old.wait_hit()
     disturb("prepared", reshard)
@@ -398,7 +398,7 @@ def reshard_under_load(
     catch_up(reshard)
     promote(reshard)
     # 3. Nothing is cached from the sources any more; only then do writes move
-    made.reload(reshard.destinations, former)
+    made.reload(reshard.destinations, previous)
     disturb("swapped", reshard)
     switch(reshard, router)
     # 4. Applications follow, each when it likes
@@ -412,7 +412,7 @@ def reshard_under_load(
     writer.wait_for(SOME)
     young.stop()
     assert young.reads > 0
-    made.cluster.stop(former)
+    made.cluster.stop(previous)
 
 
 @pytest.mark.timeout(600)

@@ -51,18 +51,18 @@ class Verb:
 
     def __init__(self, made: Deployment, destinations: Sequence[Shard]) -> None:
         self.live = made.path
-        self.former = made.folder / "former.toml"
+        self.previous = made.folder / "previous.toml"
         self.final = made.folder / "final.toml"
-        shutil.copy(self.live, self.former)
+        shutil.copy(self.live, self.previous)
         # written over the invalidators' file, and put back: nobody loads it before a signal
         made.configure(destinations)
         self.live.replace(self.final)
-        shutil.copy(self.former, self.live)
+        shutil.copy(self.previous, self.live)
         assert made.invalidator is not None
         self.reload = f"kill -HUP {made.invalidator.pid}"
 
     def command(self, action: str, *options: str) -> list[str]:
-        files = str(self.former), str(self.final), "--config", str(self.live)
+        files = str(self.previous), str(self.final), "--config", str(self.live)
         return [sys.executable, "-m", "invalidator.cli", "reshard", action, *files, *options]
 
     def run(self, action: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -126,11 +126,11 @@ class Verb:
 def test_one_shard_becomes_two_by_the_verb(flavor: Flavor, tmp_path: Path, keeps_gtids: bool) -> None:
     with deployment(flavor, tmp_path, ["-"]) as (made, router), writing(router) as writer:
         writer.wait_for(SOME)
-        former = router.shards
+        previous = router.shards
         old = Reader(made.path, writer)
         old.start()
         prepare = prepare_replicated if keeps_gtids else prepare_copied
-        reshard = prepare(made.cluster, former, ["-80", "80-"])
+        reshard = prepare(made.cluster, previous, ["-80", "80-"])
         if keeps_gtids:
             for shard in reshard.destinations:
                 made.continues[shard.number] = tuple(map(lineage_of, reshard.sources_of(shard)))
@@ -166,14 +166,14 @@ def test_one_shard_becomes_two_by_the_verb(flavor: Flavor, tmp_path: Path, keeps
         assert verb.due() == "stop", "the old reader's cache is still open"
         old.stop()
         young.stop()
-        servers = [server for shard in former for server in shard.servers]
+        servers = [server for shard in previous for server in shard.servers]
         wait_until(
             lambda: verb.due() == "",
             "nobody is left on the sources",
             lambda: str([server.execute("SHOW FULL PROCESSLIST") for server in servers]),
         )
         verb.next()
-        made.cluster.stop(former)
+        made.cluster.stop(previous)
         with writer.paused():
             made.assert_none_stale(router.shards, writer)
         writer.stop()

@@ -28,7 +28,7 @@ from integration.servers.program import CHECKOUT, InvalidatorProcess
 
 KEYS: Final = (1, 2, 3)
 ACCOUNTS: Final = ("invalidator", "webapp")
-FORMER: Final = {name: f"former-{name}" for name in (*ACCOUNTS, USER)}
+PREVIOUS: Final = {name: f"previous-{name}" for name in (*ACCOUNTS, USER)}
 FOLLOWING: Final = {name: f"following-{name}" for name in (*ACCOUNTS, USER)}
 
 Guarded = GuardedMemcached | GuardedRedis
@@ -78,7 +78,7 @@ def _write_config(folder: Path, flavor: Flavor, pair: Pair, node: Guarded) -> Pa
     command.write_text(f"#!/bin/sh\nexec cat {folder}/secrets/$1\n")
     command.chmod(0o700)
     times = "".join(f"{name} = {value}\n" for name, value in {**CACHE, "stripes": 1024}.items())
-    for former, present in {
+    for previous, present in {
         '"10.0.0.5:11211"': f'"{node.address}"',
         "10.0.0.6:3306": f"127.0.0.1:{pair.primary.port}",
         "10.0.0.7:3306": f"127.0.0.1:{pair.replica.port}",
@@ -86,8 +86,8 @@ def _write_config(folder: Path, flavor: Flavor, pair: Pair, node: Guarded) -> Pa
         'flavor = "mariadb"': f'flavor = "{flavor}"',
         "[cache]\n": f'[cache]\nbackend = "{node.technology}"\n{times}',
     }.items():
-        assert text.count(former) == 1, former
-        text = text.replace(former, present)
+        assert text.count(previous) == 1, previous
+        text = text.replace(previous, present)
     path = folder / "freshness.toml"
     path.write_text(text + "[stream]\n" + "".join(f"{name} = {value}\n" for name, value in STREAM.items()))
     return path
@@ -105,7 +105,7 @@ def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Secured]
         node = _make_node(flavor, files)
         stack.enter_context(node)
         for name in ACCOUNTS:
-            pair.primary.execute(f"CREATE USER {name}@'%' IDENTIFIED BY '{FORMER[name]}' REQUIRE SSL")
+            pair.primary.execute(f"CREATE USER {name}@'%' IDENTIFIED BY '{PREVIOUS[name]}' REQUIRE SSL")
         pair.primary.execute("GRANT ALL ON *.* TO invalidator@'%'")
         pair.primary.execute(f"GRANT SELECT ON {SCHEMA}.* TO webapp@'%'")
         pair.primary.execute(CUSTOMERS_TABLE, database=SCHEMA)
@@ -113,13 +113,13 @@ def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Secured]
             pair.primary.execute("INSERT INTO customers VALUES (%s, 'a', 0)", key, database=SCHEMA)
         pair.wait_caught_up()
         secured = Secured(pair, node, tmp_path, tmp_path)
-        secured.write_passwords(FORMER)
+        secured.write_passwords(PREVIOUS)
         secured.config_path = _write_config(tmp_path, flavor, pair, node)
         yield secured
 
 
 def _make_node(flavor: Flavor, files: Certificates) -> Guarded:
-    return (GuardedMemcached if flavor == "mariadb" else GuardedRedis)(files, FORMER[USER])
+    return (GuardedMemcached if flavor == "mariadb" else GuardedRedis)(files, PREVIOUS[USER])
 
 
 def test_passwords_are_changed_while_programs_run(
@@ -135,7 +135,7 @@ def test_passwords_are_changed_while_programs_run(
         secured.node.restart()  # memcached leaves open connections alone
         # The servers have changed already, and the files not yet
         wait_until(
-            lambda: "Access denied" in invalidator.log(), "the former password is refused", invalidator.log
+            lambda: "Access denied" in invalidator.log(), "the previous password is refused", invalidator.log
         )
         secured.write_passwords(FOLLOWING)
 
@@ -152,7 +152,7 @@ def test_passwords_are_changed_while_programs_run(
         for name in ACCOUNTS:
             for server in secured.servers:
                 with pytest.raises(pymysql.OperationalError, match="Access denied"):
-                    server.connect(user=name, password=FORMER[name], ssl_disabled=False)
+                    server.connect(user=name, password=PREVIOUS[name], ssl_disabled=False)
 
         status = call_cli("status", "--config", secured.config_path, "--json")
         check = call_cli("check", "--config", secured.config_path)
@@ -165,7 +165,7 @@ def test_passwords_are_changed_while_programs_run(
             repr(load_config(secured.config_path)),
             repr(cache.config),
         ]
-        for secret in (*FORMER.values(), *FOLLOWING.values()):
+        for secret in (*PREVIOUS.values(), *FOLLOWING.values()):
             assert secret not in "".join(shown)
 
 

@@ -14,15 +14,15 @@ from integration.servers.program import InvalidatorProcess
 KEYS = [1, 2, 3]
 
 
-def put_back(system: System, key: int, former: Item) -> None:
+def put_back(system: System, key: int, previous: Item) -> None:
     """As if the invalidation of the key had never been sent."""
     subject = system.subject("customer", key)
     node = MemcachedNode(subject.node)
-    node.perform([Add(subject.item, former.value, 3600)])
+    node.perform([Add(subject.item, previous.value, 3600)])
     node.close()
     found = system.find_item("customer", key)
     assert found is not None
-    assert found.value == former.value
+    assert found.value == previous.value
 
 
 def read_value(system: System, key: int) -> tuple[bool, int]:
@@ -39,12 +39,12 @@ def test_what_the_nodes_have_acknowledged_is_sent_again(pair: Pair, tmp_path: Pa
         cache = system.open_cache()
         wait_for_hits(cache, "customer", KEYS, system.describe)
         cache.close()
-        former = system.find_item("customer", 2)
-        assert former is not None
+        previous = system.find_item("customer", 2)
+        assert previous is not None
         since = datetime.now(UTC).isoformat()
         system.execute("UPDATE customers SET v = 7 WHERE id = 2")
         system.settle()
-        put_back(system, 2, former)
+        put_back(system, 2, previous)
         assert read_value(system, 2) == (True, 0), "the entry is old"
         system.wait_resumable()
         lives = system.lives()

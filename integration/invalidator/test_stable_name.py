@@ -43,7 +43,7 @@ def test_a_planned_switchover_behind_a_name_keeps_the_cache(
         life = scene.state()["life"]
         with load.writing:
             load.primary = None
-            set_read_only(scene.former, 1)
+            set_read_only(scene.previous, 1)
         own_pair.wait_caught_up()
         scene.promote()
         scene.demote()
@@ -65,7 +65,7 @@ def test_a_crash_behind_a_name_begins_new_lives(own_pair: Pair, memcached: Memca
             load.primary = None
             own_pair.wait_caught_up()
             name.server_port = None
-            scene.former.kill()
+            scene.previous.kill()
         wait_until(lambda: scene.state()["state"] != "open", "the lease has run out", scene.describe)
         scene.promote()
         name.server_port = scene.present.port
@@ -76,7 +76,7 @@ def test_a_crash_behind_a_name_begins_new_lives(own_pair: Pair, memcached: Memca
         scene.wait_true_hits(load)
 
 
-def test_a_former_primary_that_stores_nothing_behind_a_name(
+def test_a_previous_primary_that_stores_nothing_behind_a_name(
     own_pair: Pair, memcached: Memcached, tmp_path: Path
 ) -> None:
     """The name leads to the previous primary for a while, restarted with ``innodb_read_only``, like an Aurora writer
@@ -86,9 +86,9 @@ def test_a_former_primary_that_stores_nothing_behind_a_name(
         with load.writing:
             load.primary = None
         own_pair.wait_caught_up()
-        assert scene.former.terminate() == 0
-        scene.former.add_options("--innodb-read-only=ON")
-        scene.former.start()
+        assert scene.previous.terminate() == 0
+        scene.previous.add_options("--innodb-read-only=ON")
+        scene.previous.start()
         scene.promote()
         wait_until(lambda: scene.state()["state"] != "open", "the lease has run out", scene.describe)
         assert scene.invalidator.is_running()

@@ -54,8 +54,10 @@ class Consumer:
             assert held == before, f"{table}: {held} was changed, and the log has {before}"
         if after is not None:
             key = _identify(table, after)
-            former, now = self._versions.get((table, key), 0), after["v"]
-            assert now > former or (now == former and not is_change), f"{table}: {after} came after {former}"
+            previous, now = self._versions.get((table, key), 0), after["v"]
+            assert now > previous or (now == previous and not is_change), (
+                f"{table}: {after} came after {previous}"
+            )
             self._versions[table, key] = now
             rows[key] = after
 

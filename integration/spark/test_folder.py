@@ -43,14 +43,14 @@ def test_relative_folders_are_those_of_the_current_one(
     """Also where Spark's own default is another file system, as on YARN. Folders on the way are made."""
     monkeypatch.chdir(tmp_path)
     configuration = session.sparkContext._jsc.hadoopConfiguration()
-    former = configuration.get("fs.defaultFS")
+    previous = configuration.get("fs.defaultFS")
     configuration.set("fs.defaultFS", "hdfs://127.0.0.1:1")
     try:
         relative = {name: str(Path(path).relative_to(tmp_path)) for name, path in written.items()}
         assert run(session, {**relative, "--save-state": "state"}) == 3
         assert run(session, {**relative, "--state": "state"}) == 3
     finally:
-        configuration.set("fs.defaultFS", former)
+        configuration.set("fs.defaultFS", previous)
     out = Path(written["--report"])
     assert {path.name for path in out.iterdir()} >= {"violations", "summary.json", "report.html"}
     assert not any(path.name.startswith(".probe") for path in out.iterdir())

@@ -163,11 +163,11 @@ def test_every_way_out_of_the_log_ends_with_what_the_servers_had(
         for _ in range(2):
             script.run(STATEMENTS)
             require(run.look())
-        assert run.copy("former") == 0, capsys.readouterr().err
+        assert run.copy("previous") == 0, capsys.readouterr().err
         at_end, refreshed = run.split(stack)
         require(at_end)
         split_at = len(seen)
-        assert run.copy("former") == 2
+        assert run.copy("previous") == 2
         assert "is a copy of other shards" in capsys.readouterr().err
 
         script.run(STATEMENTS)
@@ -208,7 +208,7 @@ def test_every_way_out_of_the_log_ends_with_what_the_servers_had(
     for number, each in enumerate(seen):
         for table in list(KEY)[number % 2 :: 2]:
             capsys.readouterr()
-            code, rows = run.table_at("former" if number < split_at else "later", table, each)
+            code, rows = run.table_at("previous" if number < split_at else "later", table, each)
             if code == 0:
                 told.add(table)
                 assert rows == each.rows[table], (table, number)
@@ -216,7 +216,7 @@ def test_every_way_out_of_the_log_ends_with_what_the_servers_had(
                 assert (code, table) == (4, "things"), capsys.readouterr().err
                 assert "changed things as a whole" in capsys.readouterr().err
     assert told.issuperset(KEPT)
-    for name, each in (("former", last), ("later", seen[0])):
+    for name, each in (("previous", last), ("later", seen[0])):
         assert run.table_at(name, "customers", each) == (2, [])
         assert "copies end with a reshard" in capsys.readouterr().err
 
@@ -227,7 +227,7 @@ def purge(run: Run) -> None:
     run.wait_archived(run.look())
     for shard in run.router.shards:
         shard.primary.execute("FLUSH BINARY LOGS")
-        wait_until(partial(has_purged, shard.primary), "the former logs are gone")
+        wait_until(partial(has_purged, shard.primary), "the previous logs are gone")
 
 
 def has_purged(server: DatabaseServer) -> bool:

@@ -65,7 +65,7 @@ def test_login(certificates: Certificates) -> None:
 
 def test_a_changed_password_is_read_for_the_next_stream(tmp_path: Path) -> None:
     path = tmp_path / "password"
-    path.write_text("former\n")
+    path.write_text("previous\n")
     with Vtgate(then=[transaction(11, FIELDS, ROW_5)], users={"app": "geheim"}) as vtgate:
         parts = {"user": "app", "password": PasswordFile(path)}
         with source_of(vtgate, parts=parts) as source:

@@ -75,10 +75,10 @@ def open_archive(path: Path) -> list[ArchivedLineage]:
 
 
 def _require_no_gap(files: Sequence[ArchiveFile]) -> None:
-    for former, file in pairwise(files):
-        if file.first != former.last + 1:
+    for previous, file in pairwise(files):
+        if file.first != previous.last + 1:
             raise FormatError(
-                f"{file.path} begins with transaction {file.first}, the file before it ends with {former.last}",
+                f"{file.path} begins with transaction {file.first}, the file before it ends with {previous.last}",
                 hint="a file between them is missing, or there twice; name a folder or file after the gap",
             )
 

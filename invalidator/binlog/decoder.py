@@ -216,7 +216,7 @@ class EventDecoder:
         if sequence <= before:
             raise StreamStopped(
                 f"GTID {domain}-{event.server_id}-{sequence} comes after sequence number {before}",
-                hint="set gtid_strict_mode=ON, and raise the epoch: this history is not the former one",
+                hint="set gtid_strict_mode=ON, and raise the epoch: this history is not the previous one",
             )
         self._sequence_before = {domain: before}
         self.sequences[domain] = sequence

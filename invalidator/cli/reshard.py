@@ -26,7 +26,7 @@ def reshard(
     action: Annotated[
         ReshardAction, typer.Argument(help="Print the steps, where they stand, or do the next.")
     ],
-    former: Annotated[Path, typer.Argument(metavar="FROM", help="The file before: the sources serve.")],
+    previous: Annotated[Path, typer.Argument(metavar="FROM", help="The file before: the sources serve.")],
     final: Annotated[Path, typer.Argument(metavar="TO", help="The file after: the destinations serve.")],
     done: Annotated[
         bool, typer.Option("--done", help="The operator's step that nothing shows is done.")
@@ -45,7 +45,7 @@ def reshard(
 
     if action is not ReshardAction.NEXT and (done or reload):
         raise ConfigError(f"reshard {action.value} does nothing", hint="--done and --reload belong to next")
-    guide = Guide(read_plan(former, final), config)
+    guide = Guide(read_plan(previous, final), config)
     if action is ReshardAction.PLAN:
         _print(guide, None, "", [], as_json)
         return

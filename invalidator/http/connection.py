@@ -36,7 +36,7 @@ class Certificate(NamedTuple):
 
     def follow(self, context: ssl.SSLContext) -> None:
         """Let each connection of the context have the certificate that the files hold when it begins. Files that do
-        not serve are logged, and the former certificate stays."""
+        not serve are logged, and the previous certificate stays."""
         present, seen = context, self._find_state()
 
         def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

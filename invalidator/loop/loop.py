@@ -43,7 +43,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class RaiseEpoch:
-    """Declare the former history lost, on the primary. Answer: the new epoch."""
+    """Declare the previous history lost, on the primary. Answer: the new epoch."""
 
 
 LoopStep: TypeAlias = Step | OpenStream | Poll | RaiseEpoch

@@ -329,7 +329,7 @@ def _assignments(
 
 
 def _require_successor(present: Config, following: Config) -> None:
-    """Raise `ConfigError` where a configuration is of a former topology, or moves what serves under the same number:
+    """Raise `ConfigError` if a configuration is of a previous topology, or moves what serves under the same number:
     then nothing would tell the processes of both apart (F102)."""
     served = {shard.lineage: shard.serving for each in present.keyspaces.values() for shard in each.shards}
     moved = [
@@ -341,12 +341,12 @@ def _require_successor(present: Config, following: Config) -> None:
     if following.topology < present.topology:
         raise ConfigError(
             f"{following.path}: topology = {following.topology}, this process has {present.topology}",
-            hint="a former topology is never served again: load the present file, or raise its number",
+            hint="a previous topology is never served again: load the present file, or raise its number",
         )
     if following.topology == present.topology and moved:
         raise ConfigError(
             f"{following.path}: serving of {', '.join(moved)} changes, and topology = {following.topology} does not",
-            hint=f"set topology = {present.topology + 1}, so that no process with the former file opens a node again",
+            hint=f"set topology = {present.topology + 1}, so that no process with the old file opens a node again",
         )
 
 

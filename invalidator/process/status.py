@@ -352,7 +352,7 @@ def _describe_stripe(reply: Reply, record: NodeRecord | None) -> dict[str, Any]:
         return {"state": "pending"}
     is_of_life = record is not None and stripe.life == record.life
     return {
-        "state": "there" if is_of_life else "of a former life",
+        "state": "there" if is_of_life else "of a previous life",
         "position": str(stripe.position),
         "chunks": stripe.chunk_count,
     }

@@ -281,7 +281,7 @@ class ShardWorker:
             return find_cascades(connection, primary.database, task.tables)
 
     def _prepare(self, heartbeats: HeartbeatWriter) -> bool:
-        """Whether heartbeats can be written. A former source of a reshard is read-only, and needs none."""
+        """Whether heartbeats can be written. A previous source of a reshard is read-only, and needs none."""
         try:
             heartbeats.prepare()
         except SourceUnsuitable as error:

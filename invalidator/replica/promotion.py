@@ -42,7 +42,7 @@ class PrimaryMoved(SourceUnavailable):
 
 
 def with_primary(shard: Shard, address: ServerAddress) -> Shard:
-    """The shard with this one of its servers as the primary; the former one becomes a replica."""
+    """The shard with this one of its servers as the primary; the previous one becomes a replica."""
     listed = [each for each in shard.replicas if _is_same(each, address)]
     if not listed:
         return shard
@@ -135,7 +135,7 @@ class PromotionWatch:
         if state.follows:
             return "it follows another server"
         if not state.executed.contains(streamed):
-            return "it has not executed everything that was streamed from the former primary (F28)"
+            return "it has not executed everything that was streamed from the previous primary (F28)"
         errant = self._errant.get(address, "")
         return f"it had errant transactions while it was a replica: {errant[:200]} (F53)" if errant else ""
 

@@ -1,8 +1,8 @@
-"""Whether a new primary has everything that any reader can have seen of the former one (F101).
+"""Whether a new primary has everything that any reader can have seen of the previous one (F101).
 
-Asked when a primary has another identity than the records follow. Certain is only what servers show: the former
+Asked when a primary has another identity than the records follow. Certain is only what servers show: the previous
 primary answers and follows another server now, and no server that applications read has executed what the new primary
-has not. A planned switchover leaves it so; after a crash it is so when the former primary is back.
+has not. A planned switchover leaves it so; after a crash it is so when the previous primary is back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def confirm_succession(
         # Last, since it only grows: what another one had before is there now, or will never be shown to be
         present = look_at(primary, flavor, timeout_seconds=LOOK_SECONDS)
     except FreshnessError as error:
-        log.warning("nobody can tell what the former primary %s had: %s", step.former, error)
+        log.warning("nobody can tell what the previous primary %s had: %s", step.previous, error)
         return False
     return is_succession_certain(step, present, others)
 
@@ -40,26 +40,26 @@ def is_succession_certain(
     step: ConfirmSuccession, present: ServerState, others: Sequence[ServerState]
 ) -> bool:
     """The decision of `confirm_succession`, from the states of the servers."""
-    former = next((state for state in others if state.server == step.former), None)
+    previous = next((state for state in others if state.server == step.previous), None)
     return (
         present.server == step.present
-        and former is not None
-        and former.follows
-        and all(_has_all(present, state, former) for state in others)
+        and previous is not None
+        and previous.follows
+        and all(_has_all(present, state, previous) for state in others)
     )
 
 
-def _has_all(present: ServerState, other: ServerState, former: ServerState) -> bool:
+def _has_all(present: ServerState, other: ServerState, previous: ServerState) -> bool:
     """Whether ``present`` has executed all that ``other`` has.
 
     On MariaDB two servers give the same numbers in one domain, so each server's numbers are compared by themselves.
-    Where ``present`` was set up later and knows nothing of a server, that server's numbers are in the former
+    Where ``present`` was set up later and knows nothing of a server, that server's numbers are in the previous
     primary's log before any number of its own that ``present`` has.
     """
     if other.executed.flavor == "mysql":
         return present.executed.contains(other.executed)
     known = present.last_numbers
     return all(
-        known.get((domain, server), known.get((domain, int(former.identity)), 0)) >= number
+        known.get((domain, server), known.get((domain, int(previous.identity)), 0)) >= number
         for (domain, server), number in other.last_numbers.items()
     )

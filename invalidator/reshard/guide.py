@@ -3,7 +3,7 @@
 The present step is the first one that does not show as done, so a step is never done before those ahead of it, and a
 call that was killed is continued by the next one. A step that nothing shows, since it is the application's or
 Vitess's, takes the operator's word. Only the invalidators' file is written here, in one piece, and never one of a
-former stage.
+previous stage.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Guide:
     path: Path
 
     def __post_init__(self) -> None:
-        for stage in (Stage.FORMER, Stage.FINAL):
+        for stage in (Stage.PREVIOUS, Stage.FINAL):
             given = self.plan.given[stage]
             if self.path.exists() and given.samefile(self.path):
                 raise ConfigError(
                     f"{given} is the invalidators' own file, which this reshard writes",
-                    hint=f"copy it, to former.toml say, and name the copy; --config names {self.path}",
+                    hint=f"copy it, to previous.toml say, and name the copy; --config names {self.path}",
                 )
             if given.resolve().parent != self.path.resolve().parent:
                 raise ConfigError(
@@ -181,7 +181,7 @@ class Guide:
     # -- what is missing -----------------------------------------------------------------------------------
 
     def _find_unfollowed(self, sight: Sight) -> Iterator[str]:
-        if sight.stage is Stage.FORMER:
+        if sight.stage is Stage.PREVIOUS:
             yield f"{self.path} does not name {_names(self.plan.destinations)}"
             return
         if _is_from(sight, Stage.SWAPPED):
@@ -216,10 +216,10 @@ class Guide:
                 yield f"the primary of {shard.lineage} cannot be asked: {look}"
                 continue
             for source in self.plan.sources_of(shard):
-                former = sight.primaries[source.lineage]
-                if isinstance(former, Exception):
-                    yield f"the primary of {source.lineage} cannot be asked: {former}"
-                elif not look.executed.contains(former.executed):
+                previous = sight.primaries[source.lineage]
+                if isinstance(previous, Exception):
+                    yield f"the primary of {source.lineage} cannot be asked: {previous}"
+                elif not look.executed.contains(previous.executed):
                     yield (
                         f"{shard.lineage} has not executed all of {source.lineage}; if that goes on, somebody writes "
                         f"to {source.primary} in spite of read_only"
@@ -315,7 +315,7 @@ class Guide:
 
     def _check_destinations(self) -> None:
         """Refuse what would keep `run` from following them. Raises `SourceUnavailable` and `SourceUnsuitable`."""
-        config = self.plan.configs[Stage.FORMER]
+        config = self.plan.configs[Stage.PREVIOUS]
         keyspace = config.keyspaces[self.plan.keyspace]
         tables = {
             table

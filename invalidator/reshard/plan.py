@@ -24,7 +24,7 @@ from freshness.keys.keyrange import KeyRange
 class Stage(Enum):
     """The files of a reshard, in their order."""
 
-    FORMER = "the sources serve"
+    PREVIOUS = "the sources serve"
     FOLLOWED = "the sources serve, the destinations are followed"
     SWAPPED = "the destinations serve, the sources are closed"
     FINAL = "the destinations serve, the sources are gone"
@@ -44,7 +44,7 @@ class ReshardPlan:
 
     @property
     def flavor(self) -> str:
-        return self.configs[Stage.FORMER].keyspaces[self.keyspace].flavor
+        return self.configs[Stage.PREVIOUS].keyspaces[self.keyspace].flavor
 
     @property
     def topology(self) -> int:
@@ -64,51 +64,51 @@ class ReshardPlan:
                 return stage
         raise ConfigError(
             f"{path} is none of the four files of this reshard",
-            hint=f"put {self.configs[Stage.FORMER].path} back in its place, or give the files that it began with",
+            hint=f"put {self.configs[Stage.PREVIOUS].path} back in its place, or give the files that it began with",
         )
 
 
-def read_plan(former_path: Path, final_path: Path) -> ReshardPlan:
+def read_plan(previous_path: Path, final_path: Path) -> ReshardPlan:
     """The plan that leads from one file to the other. Raises `ConfigError` with all that is wrong with the two."""
-    if former_path.resolve().parent != final_path.resolve().parent:
+    if previous_path.resolve().parent != final_path.resolve().parent:
         raise ConfigError(
-            f"{former_path} and {final_path} are in different folders",
+            f"{previous_path} and {final_path} are in different folders",
             hint="put both beside the invalidators' own file: paths of passwords start at the folder",
         )
-    former, final = load_config(former_path), load_config(final_path)
-    keyspace = _find_keyspace(former, final)
-    before, after = former.keyspaces[keyspace], final.keyspaces[keyspace]
+    previous, final = load_config(previous_path), load_config(final_path)
+    keyspace = _find_keyspace(previous, final)
+    before, after = previous.keyspaces[keyspace], final.keyspaces[keyspace]
     sources = _missing_in(after, before.shards)
     destinations = _missing_in(before, after.shards)
-    problems = list(_find_problems(former, final, keyspace, sources, destinations))
+    problems = list(_find_problems(previous, final, keyspace, sources, destinations))
     if problems:
         raise ConfigError(
-            f"{former_path} and {final_path} are not the begin and the end of one reshard\n  "
+            f"{previous_path} and {final_path} are not the begin and the end of one reshard\n  "
             + "\n  ".join(problems)
             + "\n",
             hint="see docs/topology.md, Resharding",
         )
     texts = {
-        Stage.FORMER: _read(former_path),
-        Stage.FOLLOWED: _append(former_path, final_path, keyspace, after, destinations),
-        Stage.SWAPPED: _append(final_path, former_path, keyspace, before, sources),
+        Stage.PREVIOUS: _read(previous_path),
+        Stage.FOLLOWED: _append(previous_path, final_path, keyspace, after, destinations),
+        Stage.SWAPPED: _append(final_path, previous_path, keyspace, before, sources),
         Stage.FINAL: _read(final_path),
     }
-    configs = {stage: _load_text(former_path, text) for stage, text in texts.items()}
-    given = {Stage.FORMER: former_path, Stage.FINAL: final_path}
+    configs = {stage: _load_text(previous_path, text) for stage, text in texts.items()}
+    given = {Stage.PREVIOUS: previous_path, Stage.FINAL: final_path}
     return ReshardPlan(keyspace, sources, destinations, configs, texts, given)
 
 
-def _find_keyspace(former: Config, final: Config) -> str:
+def _find_keyspace(previous: Config, final: Config) -> str:
     """The only one whose shards change."""
     changed = [
         name
-        for name in {**former.keyspaces, **final.keyspaces}
-        if former.keyspaces.get(name) != final.keyspaces.get(name)
+        for name in {**previous.keyspaces, **final.keyspaces}
+        if previous.keyspaces.get(name) != final.keyspaces.get(name)
     ]
-    if len(changed) != 1 or not all(changed[0] in each.keyspaces for each in (former, final)):
+    if len(changed) != 1 or not all(changed[0] in each.keyspaces for each in (previous, final)):
         raise ConfigError(
-            f"{final.path} changes {len(changed)} keyspaces of {former.path}: {', '.join(changed) or 'none'}",
+            f"{final.path} changes {len(changed)} keyspaces of {previous.path}: {', '.join(changed) or 'none'}",
             hint="a reshard exchanges shards of one keyspace that both files have",
         )
     return changed[0]
@@ -120,12 +120,15 @@ def _missing_in(keyspace: Keyspace, shards: Iterable[Shard]) -> tuple[Shard, ...
 
 
 def _find_problems(
-    former: Config, final: Config, name: str, sources: tuple[Shard, ...], destinations: tuple[Shard, ...]
+    previous: Config, final: Config, name: str, sources: tuple[Shard, ...], destinations: tuple[Shard, ...]
 ) -> Iterable[str]:
-    before, after = former.keyspaces[name], final.keyspaces[name]
-    if final.topology <= former.topology:
-        yield f"topology = {final.topology} in the second one: expected more than {former.topology}"
-    if replace(final, topology=former.topology, keyspaces=former.keyspaces, path=former.path) != former:
+    before, after = previous.keyspaces[name], final.keyspaces[name]
+    if final.topology <= previous.topology:
+        yield f"topology = {final.topology} in the second one: expected more than {previous.topology}"
+    if (
+        replace(final, topology=previous.topology, keyspaces=previous.keyspaces, path=previous.path)
+        != previous
+    ):
         yield "they differ outside of their keyspaces: change nodes, objects and other sections before or after"
     if replace(before, shards=()) != replace(after, shards=()):
         yield f"keyspace {name} changes its flavor, sharding or time-out: a reshard keeps them"

@@ -79,7 +79,7 @@ class Rule(Enum):
     ROW_IMAGE = (
         "error",
         "F35",
-        "binlog_row_image is not FULL: the log lacks columns, so a former key is not known",
+        "binlog_row_image is not FULL: the log lacks columns, so a previous key is not known",
         "set it to FULL, then reconnect all sessions",
     )
     ROW_METADATA = (
@@ -158,7 +158,7 @@ class Rule(Enum):
         "error",
         "F102",
         "a later topology is in force on the primary: heartbeats of this one are refused",
-        "load the present freshness.toml; a former topology is never served again",
+        "load the present freshness.toml; a previous topology is never served again",
     )
     HEARTBEAT_TABLE = (
         "note",

@@ -116,13 +116,13 @@ class LineWriter:
         if source is None:
             return None
         place = (message.shard, change.table)
-        former = self._told.get(place)
-        if former is not None and former.source is source and former.source_key == key:
-            return former
+        previous = self._told.get(place)
+        if previous is not None and previous.source is source and previous.source_key == key:
+            return previous
         schema = self.selection.cut_schema(change.table, TableSchema(source.columns, key, key_source))
         schema_id = make_schema_id(message.keyspace, change.table, schema.columns, schema.key)
         # A server that opens another log file announces the same columns again
-        is_told = former is not None and former.id == schema_id and former.is_told
+        is_told = previous is not None and previous.id == schema_id and previous.is_told
         self._told[place] = told = _Told(source, key, schema, schema_id, is_told)
         return told
 

@@ -113,7 +113,7 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
         return ColumnsUnfit(
             said,
             hint="rows from before a DDL: it is opened again with all columns; vttablets with --track-schema-versions"
-            " know the former ones",
+            " know the previous ones",
         )
     if _NO_TABLET.search(details):
         return NoTablet(

@@ -76,7 +76,7 @@ def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowCh
             if before is not None and before[name] is None:
                 del before[name]  # NULL, or missing there, too: it cannot be told
         if any(change.json_partial_values.cols):
-            # Instructions for the former document, not a document.
+            # Instructions for the previous document, not a document.
             after.update(dict.fromkeys(fields.json_names & after.keys(), UNREADABLE))
     return RowChange(table, op, before, after, fields.shapes, fields.schema)
 

@@ -116,13 +116,13 @@ def _split(files: Sequence[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
 def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, int]:
     """One file of several, synced before it has its name."""
     footers = [reader.read_footer(str(file.path)) for file in files]
-    for former, footer, file in zip(footers, footers[1:], files[1:], strict=False):
-        if not footer.before.position.contains(former.resume.position) or not former.resume.position.contains(
-            footer.before.position
-        ):
+    for previous, footer, file in zip(footers, footers[1:], files[1:], strict=False):
+        if not footer.before.position.contains(
+            previous.resume.position
+        ) or not previous.resume.position.contains(footer.before.position):
             raise FormatError(
                 f"{file.path} begins after {footer.before.position}, the file before it ends with "
-                f"{former.resume.position}",
+                f"{previous.resume.position}",
                 hint="files of two archives were put together; separate them",
             )
     first, last = files[0], files[-1]
@@ -229,22 +229,22 @@ def _find_problem(file: ArchiveFile, ordinals: Sequence[int]) -> str:
         return "it is a mark and holds transactions" if ordinals else ""
     if not ordinals or ordinals[0] != file.first or ordinals[-1] != file.last:
         return f"its name says {file.first} to {file.last}, it holds {ordinals[:1]} to {ordinals[-1:]}"
-    for former, ordinal in pairwise(ordinals):
-        if ordinal != former + 1:
-            return f"transaction {ordinal} comes after {former}"
+    for previous, ordinal in pairwise(ordinals):
+        if ordinal != previous + 1:
+            return f"transaction {ordinal} comes after {previous}"
     return ""
 
 
 def check_borders(files: Iterable[tuple[ArchiveFile, Checked]]) -> list[Checked]:
     """Problems between whole files: the next one must begin where one ends, in ordinals and in positions."""
     problems = []
-    for (former, checked), (file, found) in pairwise(files):
-        if (former.keyspace, former.lineage_hash) != (file.keyspace, file.lineage_hash):
+    for (previous, checked), (file, found) in pairwise(files):
+        if (previous.keyspace, previous.lineage_hash) != (file.keyspace, file.lineage_hash):
             continue
         end, begin = EventToken.parse(checked.end).position, EventToken.parse(found.begin).position
         problem = ""
-        if file.first != former.last + 1:
-            problem = f"it begins with {file.first}, the one before ends with {former.last}"
+        if file.first != previous.last + 1:
+            problem = f"it begins with {file.first}, the one before ends with {previous.last}"
         elif not begin.contains(end) or not end.contains(begin):
             problem = f"it begins after {begin}, the one before ends with {end}"
         if problem:

@@ -21,7 +21,7 @@ Everything that is not of one item is small, and known before anything is judged
       |                                     stock, lives, acknowledged raises: told beside the rows
       |                                           |         |
       +-------------- ReplayRow ------------------+         v
-                          | + rows of the former audit   Names, Knowledge
+                          | + rows of the previous audit   Names, Knowledge
                           v                                 |
       ===== THE SHUFFLE: by item (h1, h2) ==============    |
                           |                                 |

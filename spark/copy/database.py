@@ -174,8 +174,8 @@ class DatabaseTarget:
             table = state.tables[name]
             own, made = quote_name(name), quote_name(table.folder)
             self._run(f"DROP TABLE IF EXISTS {OLD}")
-            former = f"{own} TO {OLD}, " if table.published else ""
-            self._run(f"RENAME TABLE {former}{made} TO {own}")
+            previous = f"{own} TO {OLD}, " if table.published else ""
+            self._run(f"RENAME TABLE {previous}{made} TO {own}")
             table.published = table.folder
         if renamed:
             self._save(state)

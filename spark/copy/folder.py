@@ -69,8 +69,8 @@ class FolderTarget:
 
     def merge(self, name: str, table: TableState, layout: CopyTable, changes: DataFrame) -> None:
         """`CopyTarget.merge`: a new generation, the last one with the newest change of each key."""
-        former = self.session.read.schema(layout.schema()).format(self.file_format)
-        merged = merge_changes(former.load(str(self.out / table.folder)), changes, layout)
+        previous = self.session.read.schema(layout.schema()).format(self.file_format)
+        merged = merge_changes(previous.load(str(self.out / table.folder)), changes, layout)
         self._write(name, table, merged)
 
     def _write(self, name: str, table: TableState, rows: DataFrame) -> None:

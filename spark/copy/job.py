@@ -1,6 +1,6 @@
 """An external copy of tables: dumped in parallel, then kept up to date by the update stream.
 
-A later run continues from the state of the former one. The job takes no lock and needs no privilege but SELECT,
+A later run continues from the state of the previous one. The job takes no lock and needs no privilege but SELECT,
 because the dump need not be one snapshot: the position B is read before the first row, as something that every later
 SELECT shows, and the head H after the last. A row that changed after B is in the stream with its whole after-image; a
 row that did not change is in the dump as it was at B. So the dump with the stream from B on is exact at every
@@ -140,7 +140,7 @@ class Snapshot:
                 {lineage: str(token) for lineage, token in begin.items()},
                 {lineage: str(token.position) for lineage, token in begin.items()},
                 {name: TableState() for name in self.tables},
-                self._find_former(begin),
+                self._find_previous(begin),
             )
             self.target.commit(state, ())
         if state.keyspace != self.keyspace.name or set(state.tables) != set(self.tables):
@@ -155,7 +155,7 @@ class Snapshot:
                 table.needs_dump = True
         return state
 
-    def _find_former(self, serving: Collection[str]) -> dict[str, str]:
+    def _find_previous(self, serving: Collection[str]) -> dict[str, str]:
         """By lineage the end of what an archive has of other shards than ``serving``: those from before a reshard."""
         path = self.source.get("path")
         if path is None:

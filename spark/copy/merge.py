@@ -92,10 +92,10 @@ def find_newest(changes: DataFrame, layout: CopyTable) -> DataFrame:
     )
 
 
-def merge_changes(former: DataFrame, changes: DataFrame, layout: CopyTable) -> DataFrame:
-    """The rows of ``former`` with the newest of the changes of each key, all of them whole. ``former`` and the result
-    have the columns of `CopyTable.schema`."""
+def merge_changes(previous: DataFrame, changes: DataFrame, layout: CopyTable) -> DataFrame:
+    """The rows of ``previous`` with the newest of the changes of each key, all of them whole. ``previous`` and the
+    result have the columns of `CopyTable.schema`."""
     names = layout.schema().names
     newest = find_newest(changes, layout)
     now = newest.where(~F.col(IS_GONE)).select(*names)
-    return former.join(newest.select(KEY), KEY, "left_anti").select(*names).unionAll(now)
+    return previous.join(newest.select(KEY), KEY, "left_anti").select(*names).unionAll(now)

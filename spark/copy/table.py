@@ -149,11 +149,11 @@ class CopyTable:
         before, after = self._images(change)
         try:
             now = None if after is None else self.to_row(lineage, {**(before or {}), **after})
-            former = None if before is None else self._key_of(lineage, before)
+            previous = None if before is None else self._key_of(lineage, before)
         except KeyError:
             yield self._not_whole(place)
             return
-        yield from self._tell(place, former, now)
+        yield from self._tell(place, previous, now)
 
     def to_undone_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """The same for a change that is taken back: the row is there again as it was before, and places fall, so that
@@ -165,11 +165,11 @@ class CopyTable:
         before, after = self._images(change)
         try:
             now = None if before is None else self.to_row(lineage, before)
-            former = None if after is None else self._key_of(lineage, {**(before or {}), **after})
+            previous = None if after is None else self._key_of(lineage, {**(before or {}), **after})
         except KeyError:
             yield self._not_whole(place)
             return
-        yield from self._tell(place, former, now)
+        yield from self._tell(place, previous, now)
 
     def _images(self, change: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         before, after = (
@@ -179,11 +179,11 @@ class CopyTable:
         return before, after
 
     def _tell(
-        self, place: tuple[int, int], former: str | None, now: tuple[Any, ...] | None
+        self, place: tuple[int, int], previous: str | None, now: tuple[Any, ...] | None
     ) -> Iterator[tuple[Any, ...]]:
-        """The row is not under its former key any more, and is there as it is now."""
-        if former is not None and (now is None or former != now[0]):
-            yield (*place, 0, True, True, former, *(None,) * len(self.columns))
+        """The row is not under its previous key any more, and is there as it is now."""
+        if previous is not None and (now is None or previous != now[0]):
+            yield (*place, 0, True, True, previous, *(None,) * len(self.columns))
         if now is not None:
             yield (*place, 1, False, True, *now)
 

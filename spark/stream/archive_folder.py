@@ -124,10 +124,10 @@ class ArchiveFolder:
         return chosen
 
     def _open(self, files: Sequence[ArchiveFile]) -> ArchivedShard:
-        for former, file in pairwise(files):
-            if file.first != former.last + 1:
+        for previous, file in pairwise(files):
+            if file.first != previous.last + 1:
                 raise FormatError(
-                    f"{file.path} begins with transaction {file.first}, the file before it ends with {former.last}",
+                    f"{file.path} begins with transaction {file.first}, the file before it ends with {previous.last}",
                     hint="a file between them is missing, or there twice: restore it, or delete all before the gap",
                 )
         footer = self.read_footer(str(files[0].path))

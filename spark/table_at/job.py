@@ -148,8 +148,8 @@ def make_table(
         applied, undone = _require_order(told, table)
         is_between = F.col(IS_WANTED) != F.col(IS_COPIED)
         reader = session.read.schema(layout.schema()).format(file_format)
-        former = reader.load(f"file://{copy / base.published}")
-        merged = merge_changes(former, told.where(is_between), layout).drop(KEY)
+        previous = reader.load(f"file://{copy / base.published}")
+        merged = merge_changes(previous, told.where(is_between), layout).drop(KEY)
         count = _publish(session, merged, out, copy, base.published)
     except SPARK_ERRORS:
         require_kept(copy, base.published)  # then that is the reason

@@ -224,9 +224,9 @@ class BackendContract:
         assert isinstance(found, Item)
         assert (one_more.value, found.value) == (value + value, value + value + b"!")
         assert len({0, version, one_more.version, found.version}) == 4
-        for former in (version, one_more.version):
-            assert one(node, Cas(b"k", b"no", former, TTL_SECONDS)) is CONFLICT
-            assert one(node, Delete(b"k", former)) is CONFLICT
+        for previous in (version, one_more.version):
+            assert one(node, Cas(b"k", b"no", previous, TTL_SECONDS)) is CONFLICT
+            assert one(node, Delete(b"k", previous)) is CONFLICT
         assert isinstance(one(node, Cas(b"k", b"yes", found.version, TTL_SECONDS)), Stored)
 
     def test_append_keeps_the_ttl(self, setup: Setup) -> None:

@@ -47,7 +47,7 @@ ENCODED = {
 }
 LIFE = b"\x01\x02\x03\x04\x05\x06\x07\x08"
 TENURE = b"\x11\x12\x13\x14\x15\x16\x17\x18"
-FORMER_LIFE = b"\x21\x22\x23\x24\x25\x26\x27\x28"
+PREVIOUS_LIFE = b"\x21\x22\x23\x24\x25\x26\x27\x28"
 HEAD = "fa02"
 
 
@@ -138,10 +138,10 @@ def test_a_stripe_that_was_appended_to() -> None:
     more = parse_position("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:9")
     chunk = "001e" + LIFE.hex() + "1101" + "3e11fa4771ca11e19e33c80aa9429562" + "00" + "01" + "08" + "00"
     assert encode_chunk(LIFE, more).hex() == chunk
-    data = HEAD + "03" + chunk_of("mysql") + chunk + chunk_of("mysql", FORMER_LIFE)
+    data = HEAD + "03" + chunk_of("mysql") + chunk + chunk_of("mysql", PREVIOUS_LIFE)
     assert Stripe.decode(bytes.fromhex(data)) == Stripe(LIFE, POSITIONS["mysql"].union(more), 3)
-    former = HEAD + "03" + chunk_of("mysql", FORMER_LIFE) + chunk
-    assert Stripe.decode(bytes.fromhex(former)) == Stripe(FORMER_LIFE, POSITIONS["mysql"], 2)
+    previous = HEAD + "03" + chunk_of("mysql", PREVIOUS_LIFE) + chunk
+    assert Stripe.decode(bytes.fromhex(previous)) == Stripe(PREVIOUS_LIFE, POSITIONS["mysql"], 2)
 
 
 @pytest.mark.parametrize("flavor", POSITIONS)
@@ -150,9 +150,9 @@ def test_a_pending_stripe(flavor: str) -> None:
     expected = HEAD + "05" + TENURE.hex()
     assert pending.encode().hex() == expected
     assert PendingStripe.decode(bytes.fromhex(expected)) == pending
-    appended = expected + chunk_of(flavor, FORMER_LIFE) + chunk_of(flavor)
+    appended = expected + chunk_of(flavor, PREVIOUS_LIFE) + chunk_of(flavor)
     held = PendingStripe.decode(bytes.fromhex(appended))
-    assert held.chunks == ((FORMER_LIFE, POSITIONS[flavor]), (LIFE, POSITIONS[flavor]))
+    assert held.chunks == ((PREVIOUS_LIFE, POSITIONS[flavor]), (LIFE, POSITIONS[flavor]))
     nothing = parse_position(flavor, "")
     assert held.complete(LIFE, nothing).encode().hex() == HEAD + "03" + chunk_of(flavor)
 

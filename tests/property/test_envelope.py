@@ -132,10 +132,10 @@ def decode_or_refuse(decode: Callable[[bytes], Any], data: bytes) -> None:
     assert decode(item.encode()) == item
 
 
-chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"FORMERLY")), mysql), max_size=6)
+chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"PREVIOUS")), mysql), max_size=6)
 
 
-@given(st.tuples(st.sampled_from((b"LIFELIFE", b"FORMERLY")), mysql), chunks)
+@given(st.tuples(st.sampled_from((b"LIFELIFE", b"PREVIOUS")), mysql), chunks)
 def test_a_stripe_is_the_union_of_the_chunks_of_its_first_life(
     first: tuple[bytes, Position], more: list[tuple[bytes, Position]]
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_stripe_is_the_union_of_the_chunks_of_its_first_life(
 
 
 small = st.builds(MariadbPosition.of, st.integers(0, 1), st.just(1), st.integers(1, 300))
-encoded_stripes = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"FORMERLY")), small), max_size=6).map(
+encoded_stripes = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"PREVIOUS")), small), max_size=6).map(
     lambda parts: (
         Stripe(b"LIFELIFE", MariadbPosition.of(0, 1, 1)).encode()
         + b"".join(encode_chunk(*part) for part in parts)
@@ -168,7 +168,7 @@ def test_a_stripe_is_within_a_position_that_contains_it_and_no_other_bytes_are(
     known: set[bytes] = set()
     cut = [data[: draw.draw(st.integers(0, len(data)))] for data in whole]
     for data in draw.draw(st.permutations([*whole, *cut])):
-        for life in (b"LIFELIFE", b"FORMERLY"):
+        for life in (b"LIFELIFE", b"PREVIOUS"):
             stripe = find_stripe(data, life)
             expected = stripe is not None and position.contains(stripe.position)
             assert is_within(data, life, position, known if life == b"LIFELIFE" else set()) == expected
@@ -180,7 +180,7 @@ few = st.sampled_from(
         *(MysqlGtidSet.parse(f"{SOURCES[0]}:{numbers}") for numbers in ("1-5", "6", "6-500", "1-5:9")),
     ]
 )
-few_chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"LIFELIFE", b"FORMERLY")), few), max_size=5)
+few_chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"LIFELIFE", b"PREVIOUS")), few), max_size=5)
 damage = st.none() | st.tuples(st.integers(0, 200), st.binary(max_size=2))
 
 

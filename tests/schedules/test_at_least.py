@@ -162,7 +162,7 @@ def test_entry_and_progress_together_have_what_neither_has() -> None:
     assert Reader(world, world.replica()).read(at_least=asked) is ReadOutcome.HIT
 
 
-@pytest.mark.parametrize("change", [{"epoch": 2}, {"epoch": 0}, {"lineage": "shop/former"}])
+@pytest.mark.parametrize("change", [{"epoch": 2}, {"epoch": 0}, {"lineage": "shop/previous"}])
 def test_a_commit_of_another_history_is_never_a_hit(change: dict[str, Any]) -> None:
     """Its position cannot be compared, whatever its numbers are."""
     world = World()
@@ -425,9 +425,9 @@ def test_a_replica_behind_keeps_its_connection_and_its_place(monkeypatch: pytest
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
 @pytest.mark.parametrize(
-    "asked", [{"epoch": 1}, {"epoch": 2, "lineage": "shop/former"}], ids=["epoch", "topology"]
+    "asked", [{"epoch": 1}, {"epoch": 2, "lineage": "shop/previous"}], ids=["epoch", "topology"]
 )
-def test_of_a_former_history_the_primary_has_what_is_left(
+def test_of_a_previous_history_the_primary_has_what_is_left(
     flavor: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No position compares: the replica is not waited for, though it seems to have the commit."""

@@ -739,21 +739,21 @@ def read_the_source(world: World) -> ReadOutcome:
     return Reader(world, [Replica(database) for database in world.databases.values()]).read()
 
 
-def test_a_former_topology_opens_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_previous_topology_opens_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """ADR 0025: an invalidator of the old topology stands still, or restarts with the old file, while the source is
     closed and its keys move. Its own heartbeat is young as soon as it goes on."""
 
     def schedule(pause_seconds: float) -> ReadOutcome:
         world = World(lineages=(LINEAGE, "shop/80-"))
-        former = start(world)
+        previous = start(world)
         source = Invalidator(world, is_serving=False, topology=2).join()
         source.apply()
         world.databases["shop/80-"].commit(KEY)
         world.sleep(pause_seconds)
         for _ in range(3):
-            run = former.applying() if former.member.is_joined else former.joining()
+            run = previous.applying() if previous.member.is_joined else previous.joining()
             run.until(lambda _: False, may_end=True)
-        former.look()
+        previous.look()
         return read_the_source(world)
 
     # After the second pause the record has lapsed, and only its copy names the number
@@ -768,15 +768,15 @@ def test_the_number_of_a_topology_is_in_the_resume_copy_first(monkeypatch: pytes
     """The invalidator that closed the source dies at once, and the record lapses."""
 
     def schedule(world: World) -> bool:
-        former = start(world)
-        former.live(2)  # its resume copy is there
+        previous = start(world)
+        previous.live(2)  # its resume copy is there
         closing = Invalidator(world, is_serving=False, topology=2).joining()
         closing.until(lambda action: is_record_write(action))
         closing.advance()
         world.sleep(2 * L_SECONDS)
-        former.member.leave()
-        former.joining().until(lambda _: False, may_end=True)
-        return former.member.is_joined
+        previous.member.leave()
+        previous.joining().until(lambda _: False, may_end=True)
+        return previous.member.is_joined
 
     assert not schedule(World())
     write_resume = membership.Membership.write_resume

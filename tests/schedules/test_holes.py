@@ -138,7 +138,7 @@ def test_a_stub_is_never_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- histories -----------------------------------------------------------------------------------------
 
 
-class FormerReplica(Replica):
+class PreviousReplica(Replica):
     """Of a history that was lost: under the numbers that it has, the new primary commits something else."""
 
     def __init__(self, database: Database, position: Position | None = None) -> None:
@@ -164,14 +164,14 @@ def test_positions_of_two_epochs_do_not_compare(monkeypatch: pytest.MonkeyPatch)
         one = start(world)
         world.commit(KEY)
         one.apply()
-        former = FormerReplica(world.database)
+        previous = PreviousReplica(world.database)
         world.database.transactions.clear()
         world.database.epoch = 2
         one.cursor = type(one.cursor)()
         one.join()
         world.commit(KEY)
         one.apply()
-        outcome = Reader(world, former).read()
+        outcome = Reader(world, previous).read()
         read_anew(world)
         return outcome
 
@@ -192,7 +192,7 @@ def test_one_number_of_two_mariadb_servers_is_two_transactions(monkeypatch: pyte
         one = start(world)
         world.commit(KEY)
         one.apply()
-        outcome = Reader(world, FormerReplica(world.database, MariadbPosition.of(0, 9, 11))).read()
+        outcome = Reader(world, PreviousReplica(world.database, MariadbPosition.of(0, 9, 11))).read()
         read_anew(world)
         return outcome
 
@@ -308,7 +308,7 @@ def plant_adoption(_: World, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "reread", adopt_whatever_is_there)
 
 
-def test_acknowledgements_of_a_former_life_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_of_a_previous_life_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """F66: a node restarts, and another invalidator admits it and puts its stripes back. This one has not noticed:
     it appends to the previous life."""
 

@@ -177,7 +177,7 @@ def test_a_reader_between_entry_and_parts_gets_the_value_of_its_entry() -> None:
     assert world.broken == []
 
 
-def test_an_entry_of_a_former_life_is_no_hit_with_all_its_parts() -> None:
+def test_an_entry_of_a_previous_life_is_no_hit_with_all_its_parts() -> None:
     world = World()
     one = start(world)
     assert a_reader(world).read() is ReadOutcome.FILLED

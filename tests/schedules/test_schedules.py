@@ -234,15 +234,15 @@ def test_an_ended_life_is_not_written_back_into_the_resume_copy() -> None:
     world.sleep(1.0)
     paused = one.applying().until(is_record_write)
     paused.advance()  # the record is stored
-    former = world.record().life
+    previous = world.record().life
     two.run(join(two.member, two.cursor, is_fresh=True)).finish()
     paused.until(lambda _: False, may_end=True)
     world.sleep(8)
     assert world.find_record() is None
-    assert world.resume_copy().life != former
+    assert world.resume_copy().life != previous
     three = Invalidator(world).join()
     three.apply()
-    assert world.record().life != former
+    assert world.record().life != previous
     three.live(20)
     Reader(world, world.replica()).read()
     assert not world.breaks("I1")

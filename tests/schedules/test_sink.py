@@ -368,7 +368,7 @@ def test_a_demand_that_names_a_lost_event_ends_the_history_of_the_sink(demand: A
     assert world.broken == []
 
 
-def test_a_node_that_joins_after_its_epoch_was_raised_demands_nothing_of_the_former_history() -> None:
+def test_a_node_that_joins_after_its_epoch_was_raised_demands_nothing_of_the_previous_history() -> None:
     """A node is away while the others begin new lives. Events that the job streamed before were lost, and no server
     of the present history can show them: they must not be in the floor of the node that comes back."""
     world = World(nodes=(NODE, "n2"))

@@ -144,7 +144,7 @@ def test_a_pending_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     prove(schedule, ReadOutcome.STRIPE_ABSENT, plant, "I1", monkeypatch)
 
 
-def test_a_stripe_of_a_former_life_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stripe_of_a_previous_life_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """F7: a node begins a new life and keeps its memory. The position of a stripe of the previous life lacks all
     later appends."""
 
@@ -249,7 +249,7 @@ def test_keys_are_deleted_again_behind_their_stripe(monkeypatch: pytest.MonkeyPa
     prove(read_behind_a_refused_append, danger, plant, "I1", monkeypatch)
 
 
-def test_an_append_of_a_former_life_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_of_a_previous_life_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """F95: a failover loses an event, and the node begins a new life. Then a paused invalidator appends that
     event to a stripe of the new life, which no server could ever satisfy."""
 
@@ -605,13 +605,13 @@ def test_a_put_back_is_of_the_history_of_the_record(monkeypatch: pytest.MonkeyPa
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one = start(world)
-        former = one.cursor
+        previous = one.cursor
         world.database.epoch = 2
         two = start(world)
         world.evict_stripe()
         send(two)
         mark(one)
-        one.passed = Streamed(former, 1, world.moment())
+        one.passed = Streamed(previous, 1, world.moment())
         one.look()
         return is_put_back(world), read_lagging(world)
 

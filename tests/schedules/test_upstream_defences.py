@@ -243,7 +243,7 @@ class Scene:
                 self.world.sleep(self.head_seconds)
                 return Head(self.shown, self.world.database.epoch, self.primary)
             case ConfirmSuccession():
-                assert (step.former, step.present) == ("first", "second")
+                assert (step.previous, step.present) == ("first", "second")
                 return self.is_succession_certain
             case OpenStream():
                 return self._open(step.start)
@@ -476,7 +476,9 @@ def play_a_lossy_failover(world: World, *, has_open_stream: bool) -> tuple[int, 
     scene = lose_what_a_reader_saw(world, has_open_stream=has_open_stream)
     life = world.record().life
     scene.run(MAX_STALENESS_SECONDS)
-    assert read_key(world) is not ReadOutcome.HIT, "by now nobody vouches for what the former primary showed"
+    assert read_key(world) is not ReadOutcome.HIT, (
+        "by now nobody vouches for what the previous primary showed"
+    )
     scene.run(applier.HISTORY_CONFIRM_SECONDS)
     assert read_key(world) is ReadOutcome.FILLED
     return world.database.epoch, world.record().life == life
@@ -1082,7 +1084,7 @@ def test_the_token_of_a_domain_says_nothing_of_another(monkeypatch: pytest.Monke
     assert not token.position.contains(parse_position("mariadb", "2-1-1"))
 
 
-def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
+def test_a_heartbeat_of_a_previous_epoch_lends_no_watermark() -> None:
     """F81: on MariaDB the numbers of a lost history can be above those of the present one."""
     floor = parse_position("mariadb", "0-2-12")
     rows = [

@@ -1040,7 +1040,7 @@ SELDOM_CAUGHT: Final = {
     "before the next read",
     "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader "
     "looks",
-    "a longer lease is not counted": "as above, and the former record must be of an invalidator with a longer lease",
+    "a longer lease is not counted": "as above, and the record before must be of an invalidator with a longer lease",
     "the clock of a node is trusted": "a reader must look within the few seconds that are left of a lease when the "
     "clock goes on; an exhaustive world finds it",
     "a replica that reorders is followed": "few worlds could follow such a replica, and a stripe that is put back "
@@ -1054,7 +1054,7 @@ SELDOM_CAUGHT: Final = {
     "a node that failed is acknowledged": "a task of a job must fail on one node alone, and most second attempts "
     "reach it",
     "epoch ignored by fills": "every life of a new epoch has the epoch's own transaction in its floor, which "
-    "no server of the former history shows",
+    "no server of the previous history shows",
     "a stripe of any life counts": "a new life that keeps the memory of its node is seldom, and its stripes "
     "are put back soon",
     "keys are not deleted after a refusal": "a reader must look within two requests of the invalidator; the "
@@ -1063,7 +1063,7 @@ SELDOM_CAUGHT: Final = {
     "a doubtful stripe is kept": "a failover must lose just what was appended and not acknowledged",
     "floor of a new life is empty": "a stripe that is put back holds all that was streamed, so it holds the "
     "missing floor, too",
-    "ring ignored": "few worlds change the ring, and few readers with the former one still store in them",
+    "ring ignored": "few worlds change the ring, and few readers with the previous one still store in them",
     "floor not required of a miss": "a stripe that is put back holds a heartbeat from after the floor, and few "
     "replicas apply that first",
     "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",

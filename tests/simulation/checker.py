@@ -252,9 +252,9 @@ class Checker:
                 )
             row = table, self._world.rows[lookup.item]
             if life is not None and life.is_accepted:
-                former = [each for each in shard.by_row.get(row, ()) if each.version(row) <= version]
-                if former:
-                    self._check_exists(lookup, shard, table, version, former[-1])
+                previous = [each for each in shard.by_row.get(row, ()) if each.version(row) <= version]
+                if previous:
+                    self._check_exists(lookup, shard, table, version, previous[-1])
             if self._is_excused(shard.lineage, life):
                 continue
             acknowledged = seen.acknowledged.get((shard.lineage, name), NOTHING)
@@ -468,9 +468,9 @@ class Checker:
     def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
         before, life.last = life.last, record
-        former, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
-        if former is not life:
-            former.ended_at, life.ended_at = self._world.now, None
+        previous, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
+        if previous is not life:
+            previous.ended_at, life.ended_at = self._world.now, None
         if life.lost_with and record.primary != life.lost_with:
             life.is_accepted = True
         if self._is_excused(shard.lineage, life):

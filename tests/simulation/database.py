@@ -71,8 +71,8 @@ class Server:
                 position = self.applied_as_replica if self.log is not None else self.executed
             case "@@global.gtid_current_pos" if self.log is not None:
                 logged = self.log[-1].prefix if self.log else self.executed
-                former = self.applied_as_replica
-                position = logged if former is None else logged.union(former)
+                previous = self.applied_as_replica
+                position = logged if previous is None else logged.union(previous)
             case "@@global.gtid_binlog_pos":
                 position = self.log[-1].prefix if self.log else self.executed
         return "" if position is None else str(position)
@@ -154,8 +154,8 @@ class Shard:
         """Of the present primary."""
         return f"{self.lineage} {self.sid_number}"
 
-    def is_succession_lossless(self, former: str) -> bool:
-        return int(former.removeprefix(f"{self.lineage} ")) > self.doubtful
+    def is_succession_lossless(self, previous: str) -> bool:
+        return int(previous.removeprefix(f"{self.lineage} ")) > self.doubtful
 
     @property
     def logged(self) -> Position:

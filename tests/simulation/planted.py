@@ -277,7 +277,7 @@ def _young_hits(history: History) -> list[Row]:
     ]
 
 
-def hit_of_a_former_life(history: History, random: Random) -> set[Expected] | None:
+def hit_of_a_previous_life(history: History, random: Random) -> set[Expected] | None:
     begins: dict[tuple[str, str], dict[bytes, tuple[int, int]]] = {}
     for row in _of(history, "publish"):
         ((lineage, life, _),) = _stamps(row)
@@ -587,7 +587,7 @@ OF_ITEMS: Final[tuple[Plant, ...]] = (
     stale_hit,
     hit_of_nobodys_value,
     hit_of_another_value,
-    hit_of_a_former_life,
+    hit_of_a_previous_life,
     hit_despite_truncate,
     missed_invalidation,
 )
@@ -605,7 +605,7 @@ OF_ARCHIVES: Final[tuple[Plant, ...]] = (
     dropped_actions,
 )
 PLANTS: Final = OF_ITEMS + OF_ARCHIVES
-RARE: Final = frozenset((hit_of_a_former_life, hit_despite_truncate))
+RARE: Final = frozenset((hit_of_a_previous_life, hit_despite_truncate))
 """Possible in few worlds."""
 
 

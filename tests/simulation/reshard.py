@@ -54,9 +54,9 @@ class Reshard:
         shards = self.shards(has_moved=has_moved)
         return shards[key % len(shards)]
 
-    def is_serving(self, shard: Shard, *, has_former_file: bool) -> bool:
+    def is_serving(self, shard: Shard, *, has_previous_file: bool) -> bool:
         is_left_open = self.world.bug == STAYS_OPEN and shard in self.shards(has_moved=False)
-        return is_left_open or shard in self.shards(has_moved=self.is_swapped and not has_former_file)
+        return is_left_open or shard in self.shards(has_moved=self.is_swapped and not has_previous_file)
 
     def operate(self) -> Generator[Any, Any, Any]:
         world = self.world

@@ -45,7 +45,7 @@ BEAT_FAULT_SHARE: Final = 0.3
 """The share of heartbeats that fail, or lose their answer, if they can."""
 
 
-FORMER_ANSWERS_SHARE = 0.3
+PREVIOUS_ANSWERS_SHARE = 0.3
 """How often the previous primary answers."""
 
 
@@ -132,8 +132,8 @@ def _head(world: World, process: Process) -> Head:
 
 
 def _confirm_succession(world: World, shard: Shard, step: ConfirmSuccession) -> bool:
-    answers = world.calm or world.random.random() < FORMER_ANSWERS_SHARE
-    return answers and step.present == shard.identity and shard.is_succession_lossless(step.former)
+    answers = world.calm or world.random.random() < PREVIOUS_ANSWERS_SHARE
+    return answers and step.present == shard.identity and shard.is_succession_lossless(step.previous)
 
 
 def _read_stream(world: World, process: Process, step: ReadStream) -> Streamed | None:
@@ -256,7 +256,7 @@ def _write_heartbeat(world: World, actor: Actor) -> Actions:
         try:
             process.pulse._beat()
         except SourceUnsuitable:
-            world.count("a former topology beats no more")
+            world.count("a previous topology beats no more")
         except SourceUnavailable:
             if process.written:
                 actor.wake_at = world.now + world.random.choice((0.5, 5.0, 8.0))

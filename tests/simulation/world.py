@@ -286,7 +286,7 @@ class World:
 
     def node_policy(self, lineage: str, process: Process) -> NodePolicy:
         options, reshard = process.settings, self.reshard
-        has_former_file = reshard is not None and process.name == reshard.left_behind
+        has_previous_file = reshard is not None and process.name == reshard.left_behind
         return NodePolicy(
             namespace=NAMESPACE,
             lineage=lineage,
@@ -297,8 +297,8 @@ class World:
             heartbeat_age_max_seconds=options.heartbeat_age_max_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
             is_serving=reshard is None
-            or reshard.is_serving(self.shard_of(lineage), has_former_file=has_former_file),
-            topology=1 if reshard is None or has_former_file else reshard.topology,
+            or reshard.is_serving(self.shard_of(lineage), has_previous_file=has_previous_file),
+            topology=1 if reshard is None or has_previous_file else reshard.topology,
         )
 
     def shard_of(self, lineage: str) -> Shard:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORGETS_SHARE: Final = 0.1
 """How often a session drops its token before it reads: its cookie has expired."""
 
-FORMER_EPOCH_SHARE: Final = 0.2
+PREVIOUS_EPOCH_SHARE: Final = 0.2
 """How often a token has the epoch that a replica shows."""
 
 WAIT_SECONDS: Final = 0.02
@@ -66,7 +66,7 @@ class OwnCommits:
             yield Wait(WAIT_SECONDS)
         if shard.primary is not primary:
             return None
-        of_replica = chance.random() < FORMER_EPOCH_SHARE
+        of_replica = chance.random() < PREVIOUS_EPOCH_SHARE
         epoch = chance.choice(shard.replicas).epoch if of_replica else primary.epoch
         token = CommitToken.of([EventToken(shard.lineage, "-", epoch, 0, commit.position)])
         self.token = token if self.token is None else self.token.union(token)

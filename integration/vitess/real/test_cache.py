@@ -147,7 +147,7 @@ def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation
     job = ("Reshard", "--workflow", f"to{generation}", "--target-keyspace", cluster.keyspace)
     with reading(made):
         settle(made, writer)
-        former = cluster.take_shards()
+        previous = cluster.take_shards()
         # 1. The destinations exist, and are followed; nothing is cached from them
         cluster.add_shards(names)
         for shard in names:
@@ -168,7 +168,7 @@ def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation
     # 4. The sources are gone
     made.reload(destinations)
     cluster.control(*job, "complete")
-    for tablet in former:
+    for tablet in previous:
         tablet.stop()
     with reading(made):
         settle(made, writer)

@@ -191,7 +191,7 @@ def test_every_row_comes_over_reparents(tablet_type: str) -> None:
                     cluster.fail_over("0", tablet)
                     first.mysql.start()
                     first.start()
-                    stream.read_until(lambda: is_following(first, third), "the former primary follows")
+                    stream.read_until(lambda: is_following(first, third), "the previous primary follows")
                 else:
                     cluster.reparent("0", tablet)
             wait_for_rows(writer, stream)

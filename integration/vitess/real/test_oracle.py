@@ -91,7 +91,7 @@ DDL: Final = (
     "ALTER TABLE {table} ADD more INT",
     "ALTER TABLE {table} ADD more INT FIRST",
     "ALTER TABLE {table} DROP v",
-    "RENAME TABLE {table} TO former, elsewhere TO {table}",
+    "RENAME TABLE {table} TO previous, elsewhere TO {table}",
     "DROP TABLE {table}",
     "ALTER TABLE {table} ENGINE = InnoDB",
 )
@@ -114,7 +114,7 @@ class Writer:
             cursor.execute(sql)
 
     def recreate(self, tables: Iterable[str]) -> None:
-        for table in (*tables, "elsewhere", "former"):
+        for table in (*tables, "elsewhere", "previous"):
             self.execute(f"DROP TABLE IF EXISTS {table}")
         for table in tables:
             self.execute(TABLES[table])

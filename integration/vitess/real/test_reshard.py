@@ -58,8 +58,8 @@ def test_every_row_comes_once_over_a_reshard(before: tuple[str, ...], after: tup
         before, replicas=0, vschema=VSCHEMA, vtgate_options=("--tablet-types-to-wait", "PRIMARY")
     ) as cluster:
         cluster.control("ApplySchema", "--sql", TABLE, cluster.keyspace)
-        former = cluster.take_shards()
-        starts = {tablet.shard: executed(tablet) for tablet in former}
+        previous = cluster.take_shards()
+        starts = {tablet.shard: executed(tablet) for tablet in previous}
         writer = Inserts(
             cluster.mysql_address(), "INSERT IGNORE INTO customers (customer_id, v) VALUES ({number}, 1)"
         )

@@ -58,12 +58,12 @@ _LIST: Final = "\x1f"
 _PART: Final = "\x1e"
 
 
-# -- rows of a former audit -----------------------------------------------------------------------------
+# -- rows of a previous audit -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """A step over rows that a former audit kept."""
+    """A step over rows that a previous audit kept."""
 
     spread: Spread
 

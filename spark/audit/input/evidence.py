@@ -83,8 +83,8 @@ def find_recorder_gaps(
     stock: Iterable[Stock], lineages: Mapping[str, Lineage], before: Mapping[str, int]
 ) -> Recorded:
     """Clients whose sequences have gaps, or that recorded that they dropped actions. ``before``: the last sequence
-    number of each client that a former audit saw. A client that is new and does not begin with 1 has earlier actions
-    that nobody reads: files that are deleted when they are old are no damage, but others may rest on them."""
+    number of each client that a previous audit saw. A client that is new and does not begin with 1 has earlier
+    actions that nobody reads: files that are deleted when they are old are no damage, but others may rest on them."""
     sequences = dict(before)
     by_client: dict[str, list[Stock]] = {}
     for each in stock:

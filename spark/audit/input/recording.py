@@ -308,5 +308,5 @@ def _read_footer(path: str, footer: parquet.FileMetaData) -> Footer:
 
 
 def open_rows(folder: Folder, files: Mapping[str, Sequence[int]], schema: pyarrow.Schema) -> RecordedFiles:
-    """Files that a former audit saved."""
+    """Files that a previous audit saved."""
     return RecordedFiles(tuple(make_parts(folder, files, schema)))

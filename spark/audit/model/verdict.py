@@ -77,7 +77,7 @@ KINDS: Final = (
         "a value was served after an invalidation that its position lacks was acknowledged: the fill's own failure, "
         "or the entry outlived the invalidation (F11), or a change of the whole table (F21)",
     ),
-    ViolationKind(DEAD_LIFE_HIT, True, False, ("F7",), "a value of a former life of the node was served"),
+    ViolationKind(DEAD_LIFE_HIT, True, False, ("F7",), "a value of a previous life of the node was served"),
     ViolationKind(
         THIN_AIR_HIT,
         True,

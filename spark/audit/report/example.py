@@ -89,7 +89,7 @@ def describe(example: Mapping[str, Any]) -> str:
         of = "of its whole table" if example["failure"] == "F21" else "of it"
         told = f"was served {times}, up to {longest} after a change {of} had been acknowledged"
     elif kind == verdict.DEAD_LIFE_HIT:
-        told = f"was served {times} from a former life of the node, up to {longest} after its end"
+        told = f"was served {times} from a previous life of the node, up to {longest} after its end"
     elif kind == verdict.THIN_AIR_HIT:
         told = f"was served {times}, though {'another value' if fill_us else 'nothing'} was stored"
     elif kind == verdict.POISONED_FILL:

@@ -1,7 +1,7 @@
 """Where tables of all audits are kept: folders of Parquet files, Delta tables, or tables of an Iceberg catalog.
 
 Each table has a column ``day``, by which it is divided, and rows of audits (``as_of_us``). An audit that is
-added again takes the place of its former rows, at once for readers. Called by `spark.audit.report.trend`.
+added again takes the place of its previous rows, at once for readers. Called by `spark.audit.report.trend`.
 """
 
 from __future__ import annotations

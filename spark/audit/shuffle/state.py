@@ -215,12 +215,12 @@ def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     """Write a new generation into the folder, which may be that of the state that was continued. ``carry_us``: how
     far back rows are kept.
 
-    Its manifest comes last, and names every file with its size. Until then the former generation is the state. That
+    Its manifest comes last, and names every file with its size. Until then the previous generation is the state. That
     one stays for those who read it; what is older is deleted.
     """
     filesystem = folder.filesystem
-    former = _find_generations(folder)
-    number = max((int(name.partition("-")[0]) for name in former), default=0) + 1
+    previous = _find_generations(folder)
+    number = max((int(name.partition("-")[0]) for name in previous), default=0) + 1
     name = f"{number:08d}-{uuid4().hex}"
     place = f"{folder.path}/{name}"
     filesystem.create_dir(f"{place}/rows")
@@ -238,8 +238,8 @@ def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     with filesystem.open_output_stream(f"{place}/{MANIFEST}{DRAFT}") as stream:
         stream.write(json.dumps(manifest).encode())
     filesystem.move(f"{place}/{MANIFEST}{DRAFT}", f"{place}/{MANIFEST}")
-    newest = max((each for each, has_manifest in former.items() if has_manifest), default="")
-    for each in former:
+    newest = max((each for each, has_manifest in previous.items() if has_manifest), default="")
+    for each in previous:
         if each < newest:
             filesystem.delete_dir(f"{folder.path}/{each}")
 

@@ -52,7 +52,7 @@ def test_a_text_is_the_password() -> None:
 
 def test_a_file_is_read_each_time(tmp_path: Path) -> None:
     path = tmp_path / "password"
-    for text in ("former", "following"):
+    for text in ("previous", "following"):
         path.write_text(f"{text}\nanother line\n")
         assert find(PasswordFile(path)) == text
     path.write_text("\n")
@@ -61,7 +61,7 @@ def test_a_file_is_read_each_time(tmp_path: Path) -> None:
 
 
 def test_a_variable_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in ("former", "following ${NOT_EXPANDED}"):
+    for text in ("previous", "following ${NOT_EXPANDED}"):
         monkeypatch.setenv("SHOP_PASSWORD", text)
         assert find(PasswordVariable(("x", "SHOP_PASSWORD", "y"))) == f"x{text}y"
     monkeypatch.delenv("SHOP_PASSWORD")

@@ -287,7 +287,7 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
         return database.snapshot(lambda _: (asked_tablets[-1], demand_commits(None, [])), asked)[0]
 
     assert [read(10)[0], read(12)[0]] == ["shop:-@replica", "shop:-@primary"]
-    assert read(10, epoch=0)[0] == "shop:-@primary", "what is left of a former history"
+    assert read(10, epoch=0)[0] == "shop:-@primary", "what is left of a previous history"
     enclosing = read(10)[1]["shop/-"]
     assert str(enclosing.position) == f"{uuid}:1-10", "parts have what the tablet showed"
     with pytest.raises(SourceUnavailable, match="not known to show"):

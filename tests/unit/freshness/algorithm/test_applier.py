@@ -179,7 +179,7 @@ def test_a_stream_that_is_opened_again_has_passed_nothing(end: str) -> None:
     assert scene.applier.read_stream(0.0) is None
 
 
-def test_what_was_streamed_in_a_former_epoch_is_told_as_that() -> None:
+def test_what_was_streamed_in_a_previous_epoch_is_told_as_that() -> None:
     scene = opened()
     follow(scene, 11, Heartbeat("me", 1, 10, 0, 2))
     told = scene.applier.read_stream(0.0)
@@ -218,7 +218,7 @@ def test_a_node_that_another_process_kept_up_to_date_keeps_its_life() -> None:
 # -- epochs and lost history ---------------------------------------------------------------------------
 
 
-def test_a_stream_of_a_former_epoch_is_opened_again() -> None:
+def test_a_stream_of_a_previous_epoch_is_opened_again() -> None:
     """F28: even if no node is joined that would show it."""
     applier = Scene().applier
     assert not applier.needs_rewind
@@ -228,7 +228,7 @@ def test_a_stream_of_a_former_epoch_is_opened_again() -> None:
     assert not applier.needs_rewind
 
 
-def test_a_node_of_a_former_epoch_leaves_when_another_one_is_joined() -> None:
+def test_a_node_of_a_previous_epoch_leaves_when_another_one_is_joined() -> None:
     scene = Scene(is_sender=True, nodes=("n1", "n2"))
     scene.stores["n2"].down = True
     first = scene.join()

@@ -49,7 +49,7 @@ from freshness.position import MariadbPosition, MysqlGtidSet, Position
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NAMESPACE, LINEAGE, NODE = "shop", "shop/-", "n1"
-LIFE, FORMER = b"LIFELIFE", b"FORMERLY"
+LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUS"
 STRIPES = 16
 KEYS = tuple(b"shop:customer:%d" % number for number in range(6))
 WANTED = wanted_key(NAMESPACE, LINEAGE)
@@ -184,9 +184,9 @@ def test_a_chunk_has_all_that_was_streamed_but_the_floor(scene: Scene) -> None:
 
 def test_a_stripe_of_another_life_is_appended_to_and_stays_what_it_is(scene: Scene) -> None:
     """Whether it is refused by the reader, who knows the life; the restorer replaces it."""
-    scene.put_stripes(life=FORMER)
+    scene.put_stripes(life=PREVIOUS)
     assert scene.invalidate() == NUMBERS
-    assert scene.stripe(KEYS[0], FORMER) == Stripe(FORMER, at("11"), 2)
+    assert scene.stripe(KEYS[0], PREVIOUS) == Stripe(PREVIOUS, at("11"), 2)
     assert scene.stripe(KEYS[0]) is None
 
 
@@ -323,7 +323,7 @@ OTHERS: tuple[Callable[[Scene, bytes], object], ...] = (
     lambda scene, key: scene.store.evict(stripe_of(key)),
     lambda scene, key: scene.put(key, b"an entry"),
     lambda scene, key: scene.put(stripe_of(key), PendingStripe(b"NONCE...").encode()),
-    lambda scene, key: scene.put_stripes([key], life=FORMER),
+    lambda scene, key: scene.put_stripes([key], life=PREVIOUS),
     lambda scene, key: scene.store.answer(Append(stripe_of(key), encode_chunk(LIFE, at("33")))),
     lambda scene, key: scene.put(stripe_of(key), b"foreign"),
 )
@@ -386,7 +386,7 @@ BATCH = streamed_for(NUMBER)
 def test_a_stripe_is_shortened_to_one_chunk_of_its_life(scene: Scene) -> None:
     """Another invalidator is ahead, so that it has more than was streamed here."""
     scene.put_stripes()
-    append(scene, KEY, (LIFE, "13"), (FORMER, "5000"), (LIFE, "11-20:3000"))
+    append(scene, KEY, (LIFE, "13"), (PREVIOUS, "5000"), (LIFE, "11-20:3000"))
     scene.shorten([NUMBER], BATCH)
     assert scene.stripe(KEY) == Stripe(LIFE, at("11-20:3000"), 1)
     item = scene.store.peek(stripe_of(KEY))
@@ -397,7 +397,7 @@ def test_a_stripe_is_shortened_to_one_chunk_of_its_life(scene: Scene) -> None:
 def test_a_stripe_within_what_was_streamed_becomes_that(scene: Scene) -> None:
     """It is not decoded for it. Chunks of another life are left out, whatever they hold."""
     scene.put_stripes()
-    append(scene, KEY, (LIFE, "13"), (FORMER, "5000"), (LIFE, "15-16"))
+    append(scene, KEY, (LIFE, "13"), (PREVIOUS, "5000"), (LIFE, "15-16"))
     scene.shorten([NUMBER], BATCH)
     assert scene.stripe(KEY) == Stripe(LIFE, BATCH.subtract(TARGET.floor), 1)
 
@@ -442,12 +442,12 @@ def test_where_it_is_nobodys_turn_nothing_is_asked(scene: Scene) -> None:
     "data",
     [
         Stripe(LIFE, at("11")).encode(),
-        Stripe(FORMER, at("11")).encode() + encode_chunk(FORMER, at("12")),
+        Stripe(PREVIOUS, at("11")).encode() + encode_chunk(PREVIOUS, at("12")),
         PendingStripe(b"NONCE...").encode() + encode_chunk(LIFE, at("12")),
         b"foreign",
         None,
     ],
-    ids=["one chunk", "former life", "pending", "foreign", "absent"],
+    ids=["one chunk", "previous life", "pending", "foreign", "absent"],
 )
 def test_all_else_is_left_as_it_is(scene: Scene, data: bytes | None) -> None:
     if data is not None:

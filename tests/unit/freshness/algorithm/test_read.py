@@ -301,10 +301,10 @@ def test_a_stripe_that_goes_behind_the_guards_protects_no_less() -> None:
         PendingStripe(b"NONCE...").encode(),
         b"not ours",
         b"",
-        Stripe(b"FORMERLY", World().database.base).encode(),
+        Stripe(b"PREVIOUS", World().database.base).encode(),
         b"\xfa\x01\x03" + Stripe(b"LIFELIFE", World().database.base).encode()[3:],
     ],
-    ids=["pending", "foreign", "stub", "former life", "former release"],
+    ids=["pending", "foreign", "stub", "previous life", "previous release"],
 )
 def test_all_that_is_no_stripe_of_this_life_is_no_stripe(data: bytes) -> None:
     world = World()
@@ -696,7 +696,7 @@ def test_one_node_down_does_not_keep_the_others_from_answering() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"x", b"\xfa\x02", b"\xfa\x01\x01former", b"\xfa\x03\x01later", b"\xfa\x02\x01cut"],
+    [b"x", b"\xfa\x02", b"\xfa\x01\x01previous", b"\xfa\x03\x01later", b"\xfa\x02\x01cut"],
 )
 def test_foreign_bytes_are_no_hit_and_never_overwritten(value: bytes) -> None:
     """F42, F44."""

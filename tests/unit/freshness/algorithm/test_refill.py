@@ -46,7 +46,7 @@ from freshness.position.token import EventToken
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NAMESPACE, LINEAGE, NODE = "shop", "shop/-", "n1"
-LIFE, FORMER = b"LIFELIFE", b"FORMERLY"
+LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUS"
 STRIPES, RING, FINGERPRINT, EPOCH, TTL = 16, 7, 99, 3, 1000
 POLICY = ObjectPolicy("customer", FINGERPRINT, ("customers",), (LINEAGE,), TTL)
 KEY = b"shop:customer:1"
@@ -198,7 +198,7 @@ def test_an_entry_that_has_the_event_stays(scene: Scene, number: str) -> None:
 @pytest.mark.parametrize(
     "held",
     [
-        pytest.param(entry("1-15", life=FORMER), id="a former life"),
+        pytest.param(entry("1-15", life=PREVIOUS), id="a previous life"),
         pytest.param(entry("1-15", epoch=EPOCH - 1), id="another history"),
         pytest.param(entry("1-15", lineage="shop/x"), id="another lineage"),
         pytest.param(entry("1-14:16"), id="all but the event"),
@@ -220,16 +220,16 @@ def test_an_entry_that_has_no_such_event_is_replaced(scene: Scene, held: bytes) 
             id="another invalidator is ahead",
         ),
         pytest.param(
-            lambda scene: scene.put(STRIPE, Stripe(FORMER, at("11")).encode()), id="a former stripe"
+            lambda scene: scene.put(STRIPE, Stripe(PREVIOUS, at("11")).encode()), id="a previous stripe"
         ),
         pytest.param(lambda scene: scene.store.evict(STRIPE), id="no stripe"),
         pytest.param(lambda scene: scene.store.evict(RECORD), id="no record"),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, is_open=False).encode()), id="closed"),
-        pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, life=FORMER).encode()), id="a new life"),
+        pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, life=PREVIOUS).encode()), id="a new life"),
         pytest.param(
             lambda scene: (
-                scene.put(RECORD, replace(OPEN, life=FORMER).encode()),
-                scene.put(STRIPE, Stripe(FORMER, at("11")).encode()),
+                scene.put(RECORD, replace(OPEN, life=PREVIOUS).encode()),
+                scene.put(STRIPE, Stripe(PREVIOUS, at("11")).encode()),
             ),
             id="a new life and its stripe",
         ),

@@ -58,7 +58,7 @@ from freshness.position import MariadbPosition, MysqlGtidSet, Position
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NAMESPACE, LINEAGE, NODE = "shop", "shop/-", "n1"
-LIFE, FORMER = b"LIFELIFE", b"FORMERLY"
+LIFE, PREVIOUS = b"LIFELIFE", b"PREVIOUS"
 PRIMARY = "first"
 STRIPES = 8
 WANTED = wanted_key(NAMESPACE, LINEAGE)
@@ -287,7 +287,7 @@ def test_what_is_appended_meanwhile_is_in_the_whole_stripe(scene: Scene) -> None
     scene.look()
     assert scene.append(3, "41")
     assert scene.append(3, "43")
-    assert scene.append(3, "99", life=FORMER), "a paused invalidator does so, and counts for nothing"
+    assert scene.append(3, "99", life=PREVIOUS), "a paused invalidator does so, and counts for nothing"
     scene.deliver("1-20")
     scene.look()
     assert scene.position(3) == "11-20:41:43"
@@ -475,8 +475,8 @@ def test_a_whole_stripe_of_this_life_is_left_as_it_is(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        Stripe(FORMER, at("11-900")).encode(),
-        Stripe(FORMER, at("11-900")).encode() + encode_chunk(LIFE, at("15")),
+        Stripe(PREVIOUS, at("11-900")).encode(),
+        Stripe(PREVIOUS, at("11-900")).encode() + encode_chunk(LIFE, at("15")),
         b"somebody else's",
         b"",
         Stripe(LIFE, at("11")).encode() + b"\0",
@@ -484,8 +484,8 @@ def test_a_whole_stripe_of_this_life_is_left_as_it_is(scene: Scene) -> None:
         Stripe(LIFE, at("11")).encode() + encode_chunk(LIFE, MariadbPosition.of(0, 1, 5)),
     ],
     ids=[
-        "former life",
-        "former life, appended to",
+        "previous life",
+        "previous life, appended to",
         "foreign",
         "stub",
         "cut",
@@ -506,7 +506,7 @@ def test_all_that_is_no_stripe_of_this_life_is_replaced(scene: Scene, data: byte
 
 
 def test_a_foreign_item_that_changes_meanwhile_is_not_taken_for_pending(scene: Scene) -> None:
-    scene.put_stripe(2, life=FORMER)
+    scene.put_stripe(2, life=PREVIOUS)
     scene.before = on(Cas, key_of(2), lambda: scene.append(2, "50"))
     scene.look()
     scene.deliver("1-20")
@@ -611,7 +611,7 @@ def test_a_new_life_begins_a_new_first_round(scene: Scene) -> None:
     assert all(scene.stripe(number, b"ANOTHER!") is not None for number in range(STRIPES))
 
 
-def test_what_was_pending_in_a_former_life_is_not_put_back_in_the_next(scene: Scene) -> None:
+def test_what_was_pending_in_a_previous_life_is_not_put_back_in_the_next(scene: Scene) -> None:
     """Its heartbeat is young enough; but a life begins with nothing in its stripes, and a floor of its own."""
     scene.look()
     scene.deliver("1-20")

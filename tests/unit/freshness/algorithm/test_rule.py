@@ -121,7 +121,7 @@ def test_a_stripe_must_be_found() -> None:
     assert judge_fill(stripes={}) is ReadOutcome.STRIPE_ABSENT
     assert judge_fill(stripes={"a": None}) is ReadOutcome.STRIPE_ABSENT
     assert judge_fill(stripes={"b": stripe("")}) is ReadOutcome.STRIPE_ABSENT
-    assert judge_fill(stripes={"a": stripe("", b"FORMERLY")}) is ReadOutcome.STRIPE_ABSENT
+    assert judge_fill(stripes={"a": stripe("", b"PREVIOUS")}) is ReadOutcome.STRIPE_ABSENT
 
 
 def test_a_stripe_of_another_flavor_is_doubt() -> None:
@@ -184,7 +184,7 @@ def test_an_entry_of_this_life_is_a_hit_however_old_its_position() -> None:
 
 def test_an_entry_of_another_key_life_or_history_is_not() -> None:
     assert judge_hit(entry("a"), identity=b"2") is ReadOutcome.IDENTITY
-    assert judge_hit(entry("a", life=b"FORMERLY")) is ReadOutcome.DEAD
+    assert judge_hit(entry("a", life=b"PREVIOUS")) is ReadOutcome.DEAD
     assert judge_hit(entry("a", epoch=2)) is ReadOutcome.DEAD
     assert judge_hit(entry("b")) is ReadOutcome.DEAD
     assert judge_hit(entry("a"), records={"a": None}) is ReadOutcome.DEAD

@@ -126,7 +126,7 @@ def test_the_floors_of_all_tables_of_an_object_decide() -> None:
 def test_an_entry_of_another_life_or_key_is_no_hit() -> None:
     copy = view({"a": record()})
     assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
-    assert judge(copy, CUSTOMER, b"1", entry(life=b"FORMERLY")) == (ReadOutcome.DEAD, None)
+    assert judge(copy, CUSTOMER, b"1", entry(life=b"PREVIOUS")) == (ReadOutcome.DEAD, None)
     assert judge(copy, CUSTOMER, b"2", entry()) == (ReadOutcome.IDENTITY, None)
 
 

@@ -66,7 +66,7 @@ def test_an_entry_of_this_life_is_live(world: World) -> None:
 
 
 def test_why_an_entry_is_no_hit(world: World) -> None:
-    world.fill(OLD, life=b"FORMER..")
+    world.fill(OLD, life=b"PREVIOUS")
     assert world.read()[0].state == "dead"
     world.fill(OLD)
     world.record(10, table_floors={"customers": at(6)})
@@ -359,7 +359,7 @@ def test_silence_is_unknown(world: World) -> None:
 
 def test_what_is_not_compared_says_why(world: World) -> None:
     world.fill(OLD, name="profile")
-    world.fill(OLD, life=b"FORMER..")
+    world.fill(OLD, life=b"PREVIOUS")
     entries = world.read("shop:customer:1", "shop:profile:1")
     world.record(10, is_open=False)
     entries += world.read("shop:profile:1")

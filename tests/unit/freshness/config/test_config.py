@@ -275,7 +275,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         CACHE,
         "[cache]\ntombstone_ttl_seconds = 120",
-        ["cache.tombstone_ttl_seconds: found a setting of a former release", "delete the line"],
+        ["cache.tombstone_ttl_seconds: found a setting of a previous release", "delete the line"],
     ),
     (CACHE, "[caches]\n[cache]", ["caches: found an unknown key", '"cache"?']),
     (

@@ -96,10 +96,10 @@ def test_without_it_another_machine_alone_is_asked_for_tls(
 
 def test_the_password_is_read_for_each_connection(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
     path = tmp_path / "password"
-    for text in ("former", "following"):
+    for text in ("previous", "following"):
         path.write_text(text)
         connect(ServerAddress(REMOTE, password=PasswordFile(path)))
-    assert [each["password"] for each in asked] == ["former", "following"]
+    assert [each["password"] for each in asked] == ["previous", "following"]
     path.unlink()
     with pytest.raises(SourceUnavailable, match=f"{REMOTE}:3306: connecting: the password file") as caught:
         connect(ServerAddress(REMOTE, password=PasswordFile(path)))

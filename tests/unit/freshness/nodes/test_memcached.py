@@ -517,7 +517,7 @@ def test_no_answer_is_no_acknowledgement(
     node.close()
 
 
-def test_a_version_of_a_former_connection_fits_no_item(
+def test_a_version_of_a_previous_connection_fits_no_item(
     script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F75: the server has restarted in between, and its versions repeat."""

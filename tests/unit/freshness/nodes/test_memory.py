@@ -59,7 +59,7 @@ def test_versions_start_at_1_and_repeat_after_a_restart() -> None:
     assert node.perform([Get(b"a")]) == [MISSING]
     node.perform([Add(b"a", b"3", 60)])
     assert version_of(node, b"a") == 1
-    assert node.perform([Cas(b"a", b"from the former life", 1, 60)]) == [Stored(2)]
+    assert node.perform([Cas(b"a", b"from the previous life", 1, 60)]) == [Stored(2)]
 
 
 def test_a_flush_keeps_the_version_counter() -> None:
@@ -108,7 +108,7 @@ def test_a_stub_takes_room_like_any_item() -> None:
 
 
 @pytest.mark.parametrize("request_", [Cas(b"k", b"x" * 200, 999, 60), Append(b"k", b"x" * 200)])
-def test_a_refusal_drops_the_former_item(request_: Cas | Append) -> None:
+def test_a_refusal_drops_the_previous_item(request_: Cas | Append) -> None:
     """Whatever its version, as memcached does. The rest of the flow is carried out."""
     store = store_of(Clock(), item_size_max=200)
     node = MemoryNode(store)

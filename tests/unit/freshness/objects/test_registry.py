@@ -149,7 +149,7 @@ def test_an_upgrade_empties_no_cache(define: Define) -> None:
 
 
 @pytest.mark.parametrize(
-    ("former", "new"),
+    ("previous", "new"),
     [
         ('key = ["tenant_id", "slug"]', 'key = ["slug", "tenant_id"]'),
         ('key = ["tenant_id", "slug"]', 'key = ["tenant_id", "path"]'),
@@ -158,10 +158,10 @@ def test_an_upgrade_empties_no_cache(define: Define) -> None:
     ],
 )
 def test_a_changed_key_of_several_columns_changes_the_fingerprint(
-    define: Define, former: str, new: str
+    define: Define, previous: str, new: str
 ) -> None:
-    assert former in PAGE
-    changed = define(PAGE.replace(former, new))["page"].policy.fingerprint
+    assert previous in PAGE
+    changed = define(PAGE.replace(previous, new))["page"].policy.fingerprint
     assert changed != define(PAGE)["page"].policy.fingerprint
 
 
@@ -347,7 +347,7 @@ def test_a_list_is_ordered_to_the_last_row_by_the_primary_key(define: Define) ->
 
 @pytest.mark.usefixtures("orders")
 @pytest.mark.parametrize(
-    ("former", "new"),
+    ("previous", "new"),
     [
         ("limit = 20", "limit = 21"),
         ("placed desc", "placed"),
@@ -356,10 +356,10 @@ def test_a_list_is_ordered_to_the_last_row_by_the_primary_key(define: Define) ->
         ('order_by = ["placed desc", "total ASC"]\nlimit = 20', ""),
     ],
 )
-def test_another_order_or_limit_is_another_list(define: Define, former: str, new: str) -> None:
+def test_another_order_or_limit_is_another_list(define: Define, previous: str, new: str) -> None:
     """F70: an entry of the previous list is not a hit for the new one."""
-    assert former in LATEST
-    changed = define(LATEST.replace(former, new))["latest"].policy.fingerprint
+    assert previous in LATEST
+    changed = define(LATEST.replace(previous, new))["latest"].policy.fingerprint
     assert changed != define(LATEST)["latest"].policy.fingerprint
 
 

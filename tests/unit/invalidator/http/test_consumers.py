@@ -576,7 +576,7 @@ def test_the_tokens_of_clients_are_read(tmp_path: Path) -> None:
         (CLIENTS.replace('"stream"', '"read"'), r"reports\.tables: found what a stream shows"),
         (CLIENTS.replace('"stream"', '"write"'), r'reports\.scopes: .*"read" \| "stream" \| "admin"'),
         (CLIENTS.replace('"stream"', ""), r"reports\.scopes: found an empty array"),
-        (CLIENTS.replace("clients", "consumers"), r"http\.consumers: found a setting of a former release"),
+        (CLIENTS.replace("clients", "consumers"), r"http\.consumers: found a setting of a previous release"),
         (CLIENTS.replace("tables", "table"), r"reports\.table: "),
         ("[http]\nclients = 3\n", r"clients: found "),
         ('[http]\ntls_cert = "x"\n', r"http\.tls_key: found nothing; expected a PEM file beside tls_cert"),

@@ -422,13 +422,13 @@ def test_a_node_that_fails_leaves_and_is_rewound_when_it_is_back(shop: Shop) -> 
 
 def test_a_restarted_node_begins_a_new_life(shop: Shop) -> None:
     node = NODES[0]
-    former = shop.record(node).life
+    previous = shop.record(node).life
     shop.stores[node].restart()
     shop.apply(customer(11, shop.key_of(node)))
     assert [member.node for member in shop.shard.joined] == [NODES[1]]
     shop.now += REJOIN_MIN_SECONDS
     shop.join()
-    assert shop.record(node).life != former
+    assert shop.record(node).life != previous
     assert shop.record(node).floor == up_to(11)
     assert not shop.shard.needs_rewind
 
@@ -465,7 +465,7 @@ def test_no_node_is_joined_while_the_primary_cannot_be_asked() -> None:
     assert len(shop.shard.joined) == 2
 
 
-def test_end_lives_begins_anew_everywhere_without_the_former_history(shop: Shop) -> None:
+def test_end_lives_begins_anew_everywhere_without_the_previous_history(shop: Shop) -> None:
     shop.apply(customer(11, 1), customer(12, 2))
     lives = {shop.record(node).life for node in NODES}
     shop.head, shop.epoch = 5, 2  # the primary lost transactions

@@ -75,7 +75,7 @@ def _close(world: World) -> None:
     world.record(10, is_open=False)
 
 
-@pytest.mark.parametrize("leave", [lambda _: None, _close, lambda world: world.fill(OLD, life=b"FORMER..")])
+@pytest.mark.parametrize("leave", [lambda _: None, _close, lambda world: world.fill(OLD, life=b"PREVIOUS..")])
 def test_an_old_value_that_nobody_is_served_is_no_lag(bench: Bench, leave: Callable[[World], None]) -> None:
     leave(bench.world)
     bench.change(11)
@@ -125,7 +125,7 @@ def test_a_late_acknowledgement_without_the_invalidation_is_a_loss(bench: Bench)
     assert (bench.tally.losses, bench.tally.lags) == ({"customer": 1}, {})
 
 
-def test_a_later_change_that_is_on_its_way_speaks_not_against_the_former(bench: Bench) -> None:
+def test_a_later_change_that_is_on_its_way_speaks_not_against_the_previous(bench: Bench) -> None:
     bench.world.fill(OLD)
     bench.world.head = at(11)
     bench.change(10)

@@ -385,7 +385,7 @@ def test_another_topology_is_held_to_the_rules_of_the_file(scene: Scene) -> None
     thread.join(WAIT_SECONDS)
 
 
-def test_a_former_topology_is_not_loaded(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_previous_topology_is_not_loaded(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """The file as it was before `PUT /v1/topology`, or as it was before an editor's mistake."""
     invalidator = Invalidator(scene.config("topology = 2" + HEAD + shards("-80", "80-", ports=4000)))
     thread = scene.start(invalidator)

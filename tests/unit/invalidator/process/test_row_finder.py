@@ -92,7 +92,7 @@ def test_a_deleted_row_is_no_such_row() -> None:
     assert find(change("delete", image(1), None)) == {b"shop:customer:1": None}
 
 
-def test_a_row_that_moves_is_gone_from_its_former_key() -> None:
+def test_a_row_that_moves_is_gone_from_its_previous_key() -> None:
     found = find(change("update", image(1), image(2, "y")))
     assert found == {b"shop:customer:1": None, b"shop:customer:2": {"id": 2, "name": "y"}}
 

@@ -24,7 +24,7 @@ from freshness.position import MysqlGtidSet
 from invalidator.process import status
 
 NODE = "n1:1"
-LIFE, FORMER = b"lifelife", b"formerly"
+LIFE, PREVIOUS = b"lifelife", b"previous"
 POSITION = MysqlGtidSet.parse("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-10")
 CONFIG = f"""
 [cache]
@@ -70,7 +70,7 @@ def test_stripes_of_this_life_are_there_and_all_else_is_not(config: Config, stor
     assert look(config)["stripes_there_percent"] == 0
     for number in range(4):
         add(store, stripe_key("shop", "shop/-", number), Stripe(LIFE, POSITION).encode())
-    others = (Stripe(FORMER, POSITION).encode(), PendingStripe(LIFE).encode(), b"", b"not ours")
+    others = (Stripe(PREVIOUS, POSITION).encode(), PendingStripe(LIFE).encode(), b"", b"not ours")
     for number, value in enumerate(others, 4):
         add(store, stripe_key("shop", "shop/-", number), value)
     assert (look(config)["stripes"], look(config)["stripes_there_percent"]) == (8, 50)
@@ -86,7 +86,7 @@ def test_a_sample_of_many_stripes_is_looked_at(config: Config, store: MemoryStor
     assert min(stripes, status.SAMPLE_MAX / 2) <= len(sample) <= status.SAMPLE_MAX
 
 
-def test_a_file_of_a_former_topology_is_told(config: Config, store: MemoryStore) -> None:
+def test_a_file_of_a_previous_topology_is_told(config: Config, store: MemoryStore) -> None:
     record = NodeRecord("shop/-", LIFE, LIFE, False, 1, 1, 0, 0, NODE, 1, POSITION, POSITION, topology=2)
     add(store, record_key("shop", "shop/-"), record.encode())
     state = look(config)

@@ -77,9 +77,9 @@ def test_the_stream_goes_on(a: Look, b: Look, c: Look) -> None:
     assert Scene().see(a, b, c) is None
 
 
-@pytest.mark.parametrize("former", [my(1, "r"), my(1, "rf"), DOWN], ids=["read-only", "follows", "gone"])
-def test_a_server_that_was_promoted(former: Look) -> None:
-    moved = Scene().see(former, my(2, "", f"{UUID}1:1-9,{UUID}2:1-3"), my(3, "rf"))
+@pytest.mark.parametrize("previous", [my(1, "r"), my(1, "rf"), DOWN], ids=["read-only", "follows", "gone"])
+def test_a_server_that_was_promoted(previous: Look) -> None:
+    moved = Scene().see(previous, my(2, "", f"{UUID}1:1-9,{UUID}2:1-3"), my(3, "rf"))
     assert isinstance(moved, PrimaryMoved)
     assert moved.address == B
     again = copy.copy(moved)  # as pickle does it

@@ -885,7 +885,7 @@ def test_the_heartbeat_that_is_furthest_behind_tells_the_lag(
     assert state(replica).find_behind(state(primary)) == behind_us
 
 
-def test_old_numbers_of_a_former_primary_are_not_errant() -> None:
+def test_old_numbers_of_a_previous_primary_are_not_errant() -> None:
     """0-2-2 was written when server 2 was primary; the start is beyond it."""
     history = {(0, 2): 2, (0, 1): 9}
     nothing = empty_position("mariadb")

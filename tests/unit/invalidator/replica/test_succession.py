@@ -30,14 +30,14 @@ def state(number: int, history: str, *, follows: bool = True) -> ServerState:
 
 
 def test_a_server_that_is_a_replica_now_and_has_nothing_more() -> None:
-    for former, present in [
+    for previous, present in [
         (f"{UUID}1:1-9", f"{UUID}1:1-9,{UUID}2:1-3"),
         ("0-1-9", "0-1-9,0-2-12"),
         ("0-1-9,0-2-12", "0-1-9,0-2-14"),
         # Set up from a backup, long after server 7 was the primary
         ("0-7-4,0-1-9,0-2-12", "0-1-9,0-2-14"),
     ]:
-        assert is_succession_certain(STEP, state(2, present, follows=False), [state(1, former)])
+        assert is_succession_certain(STEP, state(2, present, follows=False), [state(1, previous)])
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_a_server_that_is_a_replica_now_and_has_nothing_more() -> None:
     [
         pytest.param(f"{UUID}1:1-8,{UUID}2:1-3", {1: f"{UUID}1:1-9"}, id="a transaction is lost"),
         pytest.param("0-1-8,0-2-12", {1: "0-1-9"}, id="its number was given again in one domain"),
-        pytest.param("0-1-8,0-2-12", {1: "0-1-9,0-2-12"}, id="and the former primary follows over that"),
-        pytest.param("0-2-12", {1: "0-1-9"}, id="the new primary knows nothing of the former"),
+        pytest.param("0-1-8,0-2-12", {1: "0-1-9,0-2-12"}, id="and the previous primary follows over that"),
+        pytest.param("0-2-12", {1: "0-1-9"}, id="the new primary knows nothing of the previous"),
         pytest.param("0-1-9,0-2-12", {1: "0-1-9", 3: "0-1-9,0-3-10"}, id="another server has more"),
         pytest.param("0-1-9,0-2-12", {1: "0-1-9,5-1-1"}, id="another domain"),
-        pytest.param("0-1-9,0-2-12", {3: "0-1-9"}, id="the former primary is not configured"),
+        pytest.param("0-1-9,0-2-12", {3: "0-1-9"}, id="the previous primary is not configured"),
         pytest.param("0-1-9,0-2-12", {}, id="there is nobody to ask"),
     ],
 )
@@ -58,7 +58,7 @@ def test_doubt(present: str, others: dict[int, str]) -> None:
     assert not is_succession_certain(STEP, state(2, present, follows=False), states)
 
 
-def test_a_former_primary_that_follows_nobody_can_go_on_by_itself() -> None:
+def test_a_previous_primary_that_follows_nobody_can_go_on_by_itself() -> None:
     present = state(2, "0-1-9,0-2-12", follows=False)
     assert not is_succession_certain(STEP, present, [state(1, "0-1-9", follows=False)])
 
@@ -85,4 +85,4 @@ def test_a_server_that_does_not_answer_is_doubt(
     assert asked == [1, 3, 2], "the new primary is asked last: it only grows"
     del states[3]
     assert not confirm_succession(STEP, primary, replicas, "mariadb")
-    assert "nobody can tell what the former primary server 1 had" in caplog.text
+    assert "nobody can tell what the previous primary server 1 had" in caplog.text

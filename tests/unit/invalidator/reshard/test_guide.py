@@ -15,7 +15,7 @@ from invalidator.replica.server import ServerState
 from invalidator.reshard.guide import Guide
 from invalidator.reshard.plan import Stage
 from invalidator.reshard.sight import Sight
-from tests.unit.invalidator.reshard.test_plan import FORMER, head, shard, write
+from tests.unit.invalidator.reshard.test_plan import PREVIOUS, head, shard, write
 
 UUID = "00000000-0000-0000-0000-00000000000"
 CONTINUES = 'continues = ["a"]\n'
@@ -52,7 +52,7 @@ def sight(
 
 
 def due(folder: Path, seen: Sight, *, final: str = REPLICATED, word: bool = False) -> tuple[str, str]:
-    step, missing = Guide(write(folder, FORMER, final), folder / "freshness.toml").find_present(
+    step, missing = Guide(write(folder, PREVIOUS, final), folder / "freshness.toml").find_present(
         seen, word=word
     )
     return "" if step is None else step.name, "; ".join(missing)
@@ -61,7 +61,7 @@ def due(folder: Path, seen: Sight, *, final: str = REPLICATED, word: bool = Fals
 @pytest.mark.parametrize(
     ("seen", "step", "why"),
     [
-        (sight(Stage.FORMER), "follow", "does not name c, d"),
+        (sight(Stage.PREVIOUS), "follow", "does not name c, d"),
         (sight(Stage.FOLLOWED, {"d": "unknown"}), "follow", "d on n: no invalidator"),
         (sight(Stage.FOLLOWED, {"d": "lapsed"}), "follow", "d on n"),
         (sight(Stage.FOLLOWED, primaries={"a": READY}), "close", "is writable"),
@@ -111,8 +111,8 @@ def test_behind_a_vtgate_no_server_is_asked(tmp_path: Path) -> None:
         vtgate = 'vtgate = "vitess://vtgate:15991/shop"'
         return "\n".join(f"{line}\n{vtgate}" if line.startswith("primary") else line for line in lines) + "\n"
 
-    former, final = tablets(FORMER), tablets(COPIED)
-    guide = Guide(write(tmp_path, former, final), tmp_path / "freshness.toml")
+    previous, final = tablets(PREVIOUS), tablets(COPIED)
+    guide = Guide(write(tmp_path, previous, final), tmp_path / "freshness.toml")
     seen = replace(sight(Stage.FOLLOWED), primaries={})
     steps = [each.name for each in guide.list_steps()]
     assert steps == ["follow", "copy", "swap", "switch", "retire", "stop"]

@@ -37,14 +37,14 @@ def head(topology: int, flavor: str = "mysql") -> str:
     return HEAD.format(topology=topology, flavor=flavor)
 
 
-FORMER = head(1) + shard("-80", "a") + shard("80-", "b")
+PREVIOUS = head(1) + shard("-80", "a") + shard("80-", "b")
 FINAL = head(2) + shard("-40", "c") + shard("40-80", "d") + shard("80-", "b")
 
 
-def write(folder: Path, former: str = FORMER, final: str = FINAL) -> ReshardPlan:
-    (folder / "former.toml").write_text(former)
+def write(folder: Path, previous: str = PREVIOUS, final: str = FINAL) -> ReshardPlan:
+    (folder / "previous.toml").write_text(previous)
     (folder / "final.toml").write_text(final)
-    return read_plan(folder / "former.toml", folder / "final.toml")
+    return read_plan(folder / "previous.toml", folder / "final.toml")
 
 
 def test_the_files_in_between(tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_the_files_in_between(tmp_path: Path) -> None:
         for stage, config in plan.configs.items()
     }
     assert served == {
-        Stage.FORMER: {"a": True, "b": True},
+        Stage.PREVIOUS: {"a": True, "b": True},
         Stage.FOLLOWED: {"a": True, "b": True, "c": False, "d": False},
         Stage.SWAPPED: {"c": True, "d": True, "b": True, "a": False},
         Stage.FINAL: {"c": True, "d": True, "b": True},
     }
     assert {stage: config.topology for stage, config in plan.configs.items()} == {
-        Stage.FORMER: 1,
+        Stage.PREVIOUS: 1,
         Stage.FOLLOWED: 1,
         Stage.SWAPPED: 2,
         Stage.FINAL: 2,
@@ -127,14 +127,14 @@ def test_a_destination_with_the_lineage_of_a_source(tmp_path: Path) -> None:
 def test_shards_that_are_no_tables_of_their_own(tmp_path: Path) -> None:
     inline = head(1) + 'shards = [{ name = "-", lineage = "a", primary = "mysql://app@a:3306/shop" }]\n'
     with pytest.raises(ConfigError) as refused:
-        write(tmp_path, former=inline, final=head(2) + shard("-80", "c") + shard("80-", "d"))
+        write(tmp_path, previous=inline, final=head(2) + shard("-80", "c") + shard("80-", "d"))
     assert "a table of its own" in refused.value.hint
 
 
 def test_the_invalidators_own_file_is_none_of_the_two(tmp_path: Path) -> None:
     plan = write(tmp_path)
     with pytest.raises(ConfigError, match="own file") as refused:
-        Guide(plan, tmp_path / "former.toml")
+        Guide(plan, tmp_path / "previous.toml")
     assert "copy it" in refused.value.hint
     folder = tmp_path / "elsewhere"
     folder.mkdir()

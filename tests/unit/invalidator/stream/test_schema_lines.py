@@ -90,8 +90,8 @@ def test_a_schema_comes_before_a_row_that_is_held_back() -> None:
 
 def test_the_key_is_that_of_the_rows_time_and_not_of_now() -> None:
     """The current layouts have the key (id)."""
-    former = TableSchema((ID, V), ("v",), "log")
-    schema, line = write(message(5, insert(former, 3)))
+    previous = TableSchema((ID, V), ("v",), "log")
+    schema, line = write(message(5, insert(previous, 3)))
     assert isinstance(line, UpdateLine)
     assert isinstance(schema, SchemaLine)
     assert (line.key, schema.key) == ({"v": 3}, ("v",))

@@ -107,7 +107,7 @@ def test_more_lives_than_are_held_are_refused(run: Auditor, monkeypatch: pytest.
         run(changes, actions)
 
 
-def test_a_life_ends_the_former_one_though_the_archive_has_nothing_of_its_epoch(run: Auditor) -> None:
+def test_a_life_ends_the_previous_one_though_the_archive_has_nothing_of_its_epoch(run: Auditor) -> None:
     def at(seconds: int) -> dict[str, int]:
         us = 10**12 + seconds * 10**6
         return {"begin_us": us, "end_us": us}

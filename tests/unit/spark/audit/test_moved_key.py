@@ -31,8 +31,8 @@ def archive(tmp_path: Path) -> str:
     """Customer 1 gets the key 2; the profiles of both are composites."""
     with World(tmp_path / "archive", begins_at=2) as world:
         for number in range(3, LAST + 1):
-            former, now = {FIRST: (7, 7), MOVED: (1, 2)}.get(number, (9, 9))
-            images = {"id": former, "v": "a"}, {"id": now, "v": "b"}
+            previous, now = {FIRST: (7, 7), MOVED: (1, 2)}.get(number, (9, 9))
+            images = {"id": previous, "v": "a"}, {"id": now, "v": "b"}
             world.now_us = NOW_US + number * SECOND
             world.writer.write(message(number, RowChange("customers", "update", *images, SHAPES)))
     return str(tmp_path / "archive")
@@ -75,7 +75,7 @@ A, B = row_digest({"id": 1, "v": "a"}), row_digest({"id": 2, "v": "b"})
         ("shop:customer:7", FIRST - 1, row_digest({"id": 7, "v": "a"}), "values compared"),
     ],
 )
-def test_the_former_row_of_another_key_is_no_value_of_the_item(
+def test_the_previous_row_of_another_key_is_no_value_of_the_item(
     archive: str, tmp_path: Path, item: str, until: int, digest: bytes | None, told: str
 ) -> None:
     engine = LocalEngine()

@@ -341,7 +341,7 @@ EXAMPLES: Final = [
     ),
     (
         example_of(verdict.DEAD_LIFE_HIT, "F7", HIT),
-        "c:1 was served 3 times from a former life of the node, up to 12 s after its end.",
+        "c:1 was served 3 times from a previous life of the node, up to 12 s after its end.",
         ["life ended", "0", "served", "+7 s to +12 s, 3 ×"],
     ),
     (

@@ -81,7 +81,7 @@ def test_a_position_of_an_epoch_that_the_archive_lacks_is_not_placed() -> None:
     assert lineage_of(run_of(1, 1, 20)).place(2, f"{SID}:1-5").flags == timeline.NO_ARCHIVE
 
 
-def test_a_position_of_a_former_epoch_holds_nothing_of_a_later_one() -> None:
+def test_a_position_of_a_previous_epoch_holds_nothing_of_a_later_one() -> None:
     lineage = replace(lineage_of(run_of(1, 1, 20)), epoch_ends={1: 10, 2: 20})
     assert lineage.place(1, f"{SID}:1-15") == Place(10)
     assert lineage.place(1, f"{SID}:1-5:8-15") == Place(5, (8, 9, 10))

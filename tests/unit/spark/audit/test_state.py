@@ -44,11 +44,11 @@ def make_rows(*rows: dict[str, Any]) -> pyarrow.Table:
     return pyarrow.Table.from_pylist(list(rows), REPLAY)
 
 
-def make_carry(day: int, former: State | None = None) -> Carry:
+def make_carry(day: int, previous: State | None = None) -> Carry:
     """Of an audit that saw one change of one item on each day, and did not judge the last one."""
     shuffled = LocalShuffled(Progress.none(), 1 << 20)
     shuffled.add(0, make_rows(row_of(kind=CHANGE, begin_us=day, lineage=1, ordinal=day)))
-    for batch in read_parts(former.rows.parts, REPLAY.names) if former else ():
+    for batch in read_parts(previous.rows.parts, REPLAY.names) if previous else ():
         shuffled.add(0, pyarrow.Table.from_batches([batch]).cast(REPLAY))
     nothing = frozenset[tuple[int, str, int]]()
     kept = Kept(
@@ -86,7 +86,7 @@ def test_a_state_is_saved_over_the_one_that_it_continues(folder: Folder) -> None
     assert last.items == {(1, 1): b"item"}
 
 
-def test_the_former_state_stays_for_its_readers_and_no_older_one(folder: Folder) -> None:
+def test_the_previous_state_stays_for_its_readers_and_no_older_one(folder: Folder) -> None:
     for day in (1, 2, 3):
         save_state(make_carry(day), folder, FOREVER)
         if day == 2:

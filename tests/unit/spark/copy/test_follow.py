@@ -24,7 +24,7 @@ from tests.unit.invalidator.archive.archive_world import World, message, start, 
 from tests.unit.spark.table_at.history import CUSTOMERS, up_to
 
 SERVING: Final = ("-80", "80-")
-FORMER: Final = "-"
+PREVIOUS: Final = "-"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def write(archive: Path, *numbers: int, shard: str) -> None:
 @pytest.fixture
 def copy(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
     """Of two shards, whose dump brings nothing; an archive has them and the one that they were made of."""
-    write(tmp_path / "archive", 1, 2, 3, shard=FORMER)
+    write(tmp_path / "archive", 1, 2, 3, shard=PREVIOUS)
     write(tmp_path / "archive", 4, 5, shard=SERVING[0])
     write(tmp_path / "archive", 4, 5, 6, shard=SERVING[1])
 
@@ -85,7 +85,7 @@ def test_a_shard_that_the_copy_does_not_have_stops_it(copy: Snapshot, tmp_path: 
     """Else it would be a copy of a part of the keyspace, and nobody would know."""
     copy.run()
     made = rows(copy)
-    write(tmp_path / "archive", 4, shard=FORMER)
+    write(tmp_path / "archive", 4, shard=PREVIOUS)
     with pytest.raises(PySparkException) as caught:
         copy.run()
     failure = find_failure(caught.value)

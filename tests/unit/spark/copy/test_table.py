@@ -40,7 +40,7 @@ def test_a_row_that_comes_and_goes() -> None:
     assert changes(ROW, None) == [(0, True, True, '["a", 1]', *NOTHING)]
 
 
-def test_a_row_whose_key_changes_is_gone_under_its_former_one() -> None:
+def test_a_row_whose_key_changes_is_gone_under_its_previous_one() -> None:
     assert changes(ROW, {**ROW, "id": 2}) == [
         (0, True, True, '["a", 1]', *NOTHING),
         (1, False, True, '["a", 2]', 2, *CELLS[1:]),
