@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,7 +148,7 @@ def resume(end: int) -> bytes:
 
 def test_it_takes_over_before_it_reads_or_writes(client: Client) -> None:
     """A writer before it can commit no more, and what that left open is settled."""
-    with writer():
+    with closing(writer()):
         assert client.calls == ["init"]
     assert client.settings["transactional.id"] == "freshness-publish-p"
     assert client.settings["acks"] == "all"
