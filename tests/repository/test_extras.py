@@ -215,8 +215,8 @@ from spark.audit.__main__ import main
 import pyarrow
 from datetime import date
 from spark.audit.report.trend_table import open_tables
-rows = pyarrow.table({"as_of_us": [1], "part": ["-"]})
-open_tables("delta:tables").replace("audits", rows, date(2026, 1, 31), 1, "-")
+rows = pyarrow.table({"as_of_us": [1]})
+open_tables("delta:tables").replace("audits", rows, date(2026, 1, 31), 1)
 """,
     "iceberg": """
 from freshness.errors import ConfigError
