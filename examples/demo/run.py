@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS: Final = 0.25
 GRACE_SECONDS: Final = 1.0
-ACKNOWLEDGE_SECONDS_MAX: Final = 30.0
+ACKNOWLEDGE_SECONDS_MAX: Final = 120.0
 THREAD_SWITCH_SECONDS: Final = 0.001
 """The lags are measured in a process with many threads: at Python's usual 5 ms they would measure Python."""
 

@@ -29,7 +29,7 @@ from freshness.errors import FreshnessError
 from integration.provision import find_program
 from integration.servers import watchdog
 
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 """A server that does not answer by then is reported with its log.
 Far above the usual 0.1-2 s, for busy machines."""
 POLL_SECONDS = 0.02
