@@ -56,10 +56,7 @@ class Broker:
         self.pending = []  # another writer's transaction is given up
         return self
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.pending = []
 
     def read_position(self) -> ResumeVector | None:
