@@ -31,7 +31,7 @@ CHANGES_MAX: Final = 100
 @pytest.fixture
 def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
     """The nodes know of changes that the replica lacks."""
-    tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
+    tables = (CUSTOMERS_TABLE, ORDERS_TABLE.replace("total INT)", "total INT, KEY (customer_id))"))
     with running_system(pair, tmp_path, tables=tables, objects=OBJECTS) as running:
         rows = ", ".join(f"({key}, 'n', 0)" for key in KEYS)
         running.execute(f"INSERT INTO customers VALUES {rows}")
@@ -190,8 +190,9 @@ def test_hits_go_on_and_misses_are_of_the_primary_up_to_the_bound(system: System
         ("customer", "UPDATE customers SET v = -1 WHERE id = 1"),
         ("profile", "UPDATE customers SET v = -1 WHERE id = 1"),
         ("profile", "UPDATE orders SET customer_id = 2 WHERE id = 1"),
+        ("profile", "UPDATE orders SET total = 7 WHERE id = 1"),
     ],
-    ids=["a row", "a composite", "another member of it"],
+    ids=["a row", "a composite", "another member of it", "a column outside of the index"],
 )
 def test_a_row_that_a_writer_holds_is_read_and_not_waited_for(system: System, name: str, change: str) -> None:
     """On MariaDB the value is not stored until the primary's heartbeats have come round: a slow machine may let them,
