@@ -124,8 +124,9 @@ kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are 
 	@$(PYTEST) -m kafka integration/kafka $(ARGS)
 
 .PHONY: long
-long: setup ## before a release: slow ones that take minutes, or of the flavor that another slow one has not
+long: setup ## before a release: slow ones that take minutes, of the other flavor, and properties by other examples
 	@$(PYTEST) -n $(WORKERS) -m long $(ARGS)
+	@$(PYTEST) -n $(WORKERS) -m hypothesis --hypothesis-profile random tests
 
 # Tests of the servers, and of what depends on their versions.
 NEWER = servers freshness stream $(addprefix appclient/test_, cache.py composite_keys.py copies.py keys.py large_values.py \

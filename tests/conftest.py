@@ -1,4 +1,5 @@
-"""For all tests: properties have no time limit, since a busy machine is not a failure; costly tests are marked."""
+"""For all tests: properties have no time limit, since a busy machine is not a failure, and the same examples in each
+run, since chance is none either; `make long` takes others. Costly tests are marked."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from hypothesis import settings
 
 from tests.selection import mark_rest
 
-settings.register_profile("untimed", settings.default, deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("random", settings.default, deadline=None)
+settings.register_profile("same", settings.get_profile("random"), derandomize=True)
+settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -559,7 +559,8 @@ def test_an_event_that_is_cut_gives_no_rows(made: tuple[list[Made], LogEvent], d
     except StreamStopped:
         return
     if not answer.problem:
-        assert answer.changes == whole.changes[: len(answer.changes)]
+        rows = [[(each.before, each.after) for each in found.changes] for found in (answer, whole)]
+        assert exact(rows[0]) == exact(rows[1][: len(rows[0])])
         assert len(answer.changes) < len(whole.changes)
 
 
