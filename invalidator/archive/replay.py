@@ -52,7 +52,7 @@ NAMESPACE_SUFFIX: Final = ".replay"
 @dataclass(frozen=True, slots=True)
 class Recording:
     """The recorded messages of one lineage. ``messages`` reads them from the start, as often as it is called.
-    ``start``: everything before; empty where that is not known."""
+    ``start``: position of everything before them; empty if that is not known."""
 
     keyspace: str
     lineage: str
@@ -113,7 +113,7 @@ class ReplaySource:
         )
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
-        """See `Source.poll`. Raises `FormatError` where the recording is damaged."""
+        """See `Source.poll`. Raises `FormatError` if the recording is damaged."""
         if self._coming is None:
             raise SourceUnavailable("the recording is not open")
         taken: list[Transaction] = []
@@ -249,8 +249,8 @@ OpenNode: TypeAlias = Callable[[NodeAccess, str], CacheNode]
 
 @dataclass(slots=True)
 class Replay:
-    """One run. ``namespace``: where to; by default the configured one with `NAMESPACE_SUFFIX`. ``is_forced``: also
-    where the namespace is in use; its nodes then begin new lives."""
+    """One run. ``namespace``: namespace to replay into; by default the configured one with `NAMESPACE_SUFFIX`.
+    ``is_forced``: flag, True to replay even if the namespace is in use; its nodes then begin new lives."""
 
     config: Config
     recordings: list[Recording]
@@ -283,8 +283,8 @@ class Replay:
         self._is_stopping = True
 
     def run(self) -> list[ReplayResult]:
-        """One lineage after the other. Raises `ConfigError` where the namespace is in use, `FormatError` for a
-        damaged recording, `NodeUnavailable` where a node cannot be asked, and what reading the schema raises."""
+        """Replay one lineage after the other. Raises `ConfigError` if the namespace is in use, `FormatError` for a
+        damaged recording, `NodeUnavailable` if a node cannot be asked, and what reading the schema raises."""
         registry = self.load_registry(self.config)
         cache = self.config.cache
         nodes = {name: self.open_node(cache.access, name) for name in cache.nodes}

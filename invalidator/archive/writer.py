@@ -1,11 +1,11 @@
 """The archive: the update stream as Parquet files, written while it passes by.
 
 A file appears under its name complete or not at all (written aside, synced, renamed), holds whole transactions of one
-lineage, and says in its metadata up to where it goes. So the files alone tell where to go on: after a crash at any
-moment the writer continues with the next ordinal, from the position of the last complete file, without loss and
-without repeating. Columns are those of `freshness.history.columns.CHANGES`; docs/archive.md is the description.
-Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by
-``invalidator.archive.record``; reading is ``invalidator.archive.reader``.
+lineage, and holds in its metadata the position up to which it goes. So the files alone are enough to resume: after a
+crash at any moment the writer continues with the next ordinal, from the position of the last complete file, without
+loss or repetition. Columns are those of `freshness.history.columns.CHANGES`; docs/archive.md is the description. Used
+by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by ``invalidator.archive.record``;
+reading is ``invalidator.archive.reader``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _find_newest(folder: Path) -> list[ArchiveFile]:
 
 
 def find_resume(folder: Path, keyspace: str) -> dict[str, EventToken]:
-    """Up to where the archive of a keyspace goes, by lineage; empty where there is none. Raises `FormatError`."""
+    """The token up to which a keyspace's archive goes, by lineage; empty if there is none. Raises `FormatError`."""
     newest = _find_newest(folder / f"keyspace={keyspace}")
     tokens = [read_footer(file.path).resume for file in newest]
     return {token.lineage: token for token in tokens}
@@ -80,7 +80,7 @@ def find_resume(folder: Path, keyspace: str) -> dict[str, EventToken]:
 
 @dataclass(slots=True)
 class _Lineage:
-    """How far a lineage is written. ``durable``: up to where complete files go; None while there is none."""
+    """How far a lineage is written. ``durable``: token up to which complete files go; None while there is none."""
 
     ordinal: int
     token: EventToken
@@ -140,9 +140,9 @@ class _Spool:
 class ArchiveWriter:
     """Writes the archive of one keyspace. Only one writer may have it open: others get `ConfigError`.
 
-    ``finder``: which cache items a change concerns. ``tables``: names and patterns of those that the stream
-    carries. ``now_us``: wall clock, for the column ``received_us`` and the
-    names of hours. ``clock``: for rotation.
+    ``finder``: finder of the cache items that a change concerns. ``tables``: names and patterns of the tables that
+    the stream carries. ``now_us``: wall clock for the column ``received_us`` and the names of hours, in µs.
+    ``clock``: clock for rotation, in seconds.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class ArchiveWriter:
         clock: Callable[[], float],
         now_us: Callable[[], int],
     ) -> None:
-        """Reads back how far complete files go; removes what was unfinished. Raises `ConfigError` where the folder
-        is no place to write to or another writer has it, `StorageUnavailable` where the disk is full or fails,
-        `FormatError` where the newest file cannot be read."""
+        """Reads back how far complete files go; removes unfinished ones. Raises `ConfigError` if the folder cannot be
+        written to or another writer has it, `StorageUnavailable` if the disk is full or fails, `FormatError` if the
+        newest file cannot be read."""
         self._folder = folder / f"keyspace={keyspace}"
         self._keyspace = keyspace
         self._finder = finder
@@ -206,8 +206,8 @@ class ArchiveWriter:
         return sum(file.rows for file in self._files.values())
 
     def begin(self, start: Mapping[str, EventToken]) -> None:
-        """Say where the stream starts. For a lineage that the archive does not know this is written down before
-        anything else, so that a crash before its first complete file loses nothing."""
+        """Set the start of the stream. The writer stores it before anything else for a lineage that is new to the
+        archive, so that a crash before the lineage's first complete file loses nothing."""
         for lineage, token in start.items():
             if lineage not in self._lineages:
                 self._lineages[lineage] = _Lineage(0, token, token)
@@ -216,7 +216,7 @@ class ArchiveWriter:
 
     def write(self, message: StreamMessage) -> None:
         """Take a message; skip one that the archive has. Raises `StreamStopped` for a piece that does not follow the
-        one before it, `OSError` where the disk is full or fails: then `abandon` it."""
+        one before it, `OSError` if the disk is full or fails: then `abandon` it."""
         lineage = message.token.lineage
         if message.keyspace != self._keyspace:
             raise ConfigError(
@@ -278,7 +278,7 @@ class ArchiveWriter:
         for each in unfinished:
             # Closing flushes the rest, which fails as the disk does
             for close in (each.writer.close, each.file.close, each.path.unlink):
-                with suppress(OSError, ValueError):  # the latter where the file is closed already
+                with suppress(OSError, ValueError):  # the latter if the file is closed already
                     close()
         self._lock.close()
 
@@ -409,7 +409,7 @@ class ArchiveWriter:
 def _find_items(
     finder: KeyFinder, transaction: Transaction, change: RowChange
 ) -> tuple[list[bytes], dict[str, str]]:
-    """As the invalidator: the items, or the table whose floor is raised, since they cannot be told."""
+    """As in the invalidator: the items, or the table whose floor is raised because its items are not known."""
     items, raised = finder.find(Transaction(transaction.position, transaction.timestamp_us, (change,)))
     return list(items), raised
 
@@ -437,7 +437,7 @@ def _with_totals(batch: pa.RecordBatch, ordinal: int, rows: int) -> pa.RecordBat
 
 
 def _nothing_before(token: EventToken) -> EventToken:
-    """For a stream that does not say where it began: nothing is known from before its first transaction."""
+    """For a stream without a known start: nothing is known from before its first transaction."""
     return replace(token, position=empty_position(token.position.flavor))
 
 

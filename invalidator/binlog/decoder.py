@@ -1,9 +1,10 @@
 """Network packets of a replication stream to transactions: which event goes where, and which stops the stream.
 
-An event is handled, known to be harmless, or stops the stream with its number, place and remedy (F27, I8). There
-is no fourth way but the operator's: a transaction that the configuration names is passed over up to its commit, or
-to the next transaction, and raises its tables. Holds no connection. Called by the reader thread of
-``invalidator.binlog.source``, directly for rows and through ``invalidator.binlog.fasttrack`` for keys.
+The decoder handles an event, ignores one that it knows to be harmless, or stops the stream with the event's number,
+place and remedy (F27, I8). Only the operator can make an exception: the decoder skips a transaction that the
+configuration names, up to its commit or to the next transaction, and raises its tables. Holds no connection. Called
+by the reader thread of ``invalidator.binlog.source``, directly for rows and through ``invalidator.binlog.fasttrack``
+for keys.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _QUERY_POST_HEADER = 13
 
 
 _BODY: Final = 20
-"""Where an event's body begins in its packet."""
+"""Offset of an event's body in its packet, in bytes."""
 
 _ARTIFICIAL_FLAG: Final = 0x20
 _SILENT: Final = events.HARMLESS | {events.ROTATE}
@@ -226,7 +227,7 @@ class EventDecoder:
         return lengths[kind - 1] if kind <= len(lengths) else default
 
     def _stopped_inside(self, message: str, hint: str) -> StreamStopped:
-        """The error with the operator's way past it, where the transaction is known."""
+        """The error, with the operator's way past it if the transaction is known."""
         gtid = self._assembler.open_gtid
         if gtid is None:
             return StreamStopped(message, hint=hint)

@@ -37,14 +37,14 @@ _PLAIN_GTIDS: Final = "@mariadb_slave_capability = 4"
 
 
 class Dump(NamedTuple):
-    """``has_checksum``: whether the first events end with one; then each log file says it itself."""
+    """``has_checksum``: flag, True if the first events end with a checksum; later each log file states it itself."""
 
     packets: PacketReader
     has_checksum: bool
 
 
 def request_stream(connection: Connection, flavor: str, start: Position, heartbeat_seconds: float) -> Dump:
-    """Ask for all transactions that are not in ``start``, and for a heartbeat after so many idle seconds.
+    """Request all transactions that are not in ``start``, and a heartbeat after ``heartbeat_seconds`` without events.
 
     The server refuses a position in its first packet.
     """

@@ -1,8 +1,8 @@
 """The decoder of a source that wants keys: transactions of the usual form in one loop, the rest as in general.
 
 Theory of operation. Most transactions are a GTID, on MySQL a BEGIN, then table map and rows, and a commit.
-``invalidator.binlog.decoder``, the general way, makes an object of each of their events and asks several others
-about it. The track reads the few bytes that matter where they lie in the packets, on two levels:
+``invalidator.binlog.decoder``, the general way, makes an object of each of their events and asks several others about
+it. The track reads only the bytes that matter, in place in the packets, on two levels:
 
 1. `_take_usual` takes whole transactions of one row event whose packets are all here. It looks at the kinds of the
    packets side by side, then at checksums, table, keys and GTID. Until all of that is done nothing has been changed,
@@ -10,10 +10,10 @@ about it. The track reads the few bytes that matter where they lie in the packet
 2. `_take` takes packet after packet, by a table of steps from (stage, kind of packet). It holds the packets of a
    transaction until the commit.
 
-A packet for which there is no step, or whose step returns False (an unknown table, a problem, an untold foreign key,
-too many rows or bytes), is handed to the general way together with all that is held, from the transaction's first
-packet on. The general way then keeps the stream until its transaction ends. So nothing is decided here that is not
-decided there, and both give the same transactions, which the tests compare.
+The track hands a packet to the general way, together with all packets that it holds of the transaction, if the packet
+has no step or its step returns False (an unknown table, a problem, a foreign key with unlogged cascades, too many
+rows or bytes). The general way then keeps the stream until its transaction ends. So the track decides nothing that
+the general way does not decide, and both give the same transactions, which the tests compare.
 
 The track writes the general decoder's position and sequence numbers for the transactions that it decodes itself, and
 reads its checksum setting; the general decoder knows nothing of the track. For keys alone: rows always take the
@@ -50,7 +50,7 @@ SOURCES_KEPT_MAX: Final = 1024
 """Texts of MySQL server UUIDs that are kept."""
 
 _BODY: Final = 20
-"""Where an event's body begins in its packet."""
+"""Offset of an event's body in its packet, in bytes."""
 
 _QUERY_HEAD: Final = 13
 _USUAL_PACKETS: Final = {"mysql": 5, "mariadb": 4}
@@ -72,7 +72,8 @@ class FastTrack:
     """One for each source that wants keys.
 
     ``general``: the decoder that takes all other packets. It owns the position, the sequence numbers and the log's
-    format, and never calls back. ``items_max``: of one transaction. ``skips``: transactions for the general way.
+    format, and never calls back. ``items_max``: largest number of items in one transaction. ``skips``: transactions
+    for the general way.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class FastTrack:
         return place
 
     def _are_whole(self, gtid: bytes, begin: bytes, table_map: bytes, rows: bytes, commit: bytes) -> bool:
-        """Whether all have their right checksum, or length where there are none."""
+        """Whether all packets have the right checksum, or the right length if the log has no checksums."""
         if self._general.trailer_bytes:
             return (
                 crc32(gtid, CHECKSUM_START)
@@ -257,7 +258,7 @@ class FastTrack:
         return True
 
     def _find_table(self, body: bytes) -> KeyedTable | None:
-        """The table of this body of a table map, where it is known and nothing stands against reading its rows."""
+        """The table of a table map's body, if it is known and the track may read its rows."""
         table = self._keys.find_table(body)
         if table is None or table.problem:
             return None

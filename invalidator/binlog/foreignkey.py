@@ -4,10 +4,10 @@ MariaDB logs no cascade. It announces each child that a statement may cascade to
 the statement also changes itself, or that refers to itself, is known by the schema alone.
 
 MySQL logs cascades since 9.6, unless ``innodb_native_foreign_keys`` is ON, and marks each row event whose cascades
-are logged. So the log itself tells, whatever server wrote it. Nothing is announced, and the schema alone tells the
-children: a deleted row and a changed column of a key reach them. The schema is that of now and the log is older, so a
-statement that defines a table raises all that this table cascades to: by the last statement that cuts a chain of
-foreign keys, the child at its end is raised.
+are logged. So the log itself shows it, whatever server wrote it. MySQL announces nothing, and only the schema shows
+the children: a deleted row and a changed column of a key reach them. The schema is the current one and the log is
+older, so a statement that defines a table raises all tables that this table cascades to: at the latest, the last
+statement that cuts a chain of foreign keys raises the child at its end.
 
 In doubt a table is raised. Called by ``invalidator.binlog.transaction``; ``invalidator.binlog.fasttrack`` asks.
 """

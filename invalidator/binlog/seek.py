@@ -1,4 +1,4 @@
-"""Where a stream must begin to bring every transaction that was committed at or after a point in time.
+"""The start of a stream that brings every transaction that was committed at or after a point in time.
 
 Two ways: `TimeIndex` remembers when what passed by was received, and `find_position` searches a server's log files,
 newest first. Both err to the early side: what was committed before the time may be in the stream too, nothing
@@ -74,8 +74,8 @@ def find_position(
     """A position from which every transaction committed at or after ``timestamp_us`` (µs since 1970, by the server's
     clock) is streamed. For a time in the future it is the head, with a warning.
 
-    On a replica the time is that of the commit there. Raises `HistoryPurged` where the oldest log may begin later
-    than that, `StreamStopped` for a log that cannot be read, `SourceUnavailable` and `SourceUnsuitable`.
+    On a replica the time is that of the commit there. Raises `HistoryPurged` if the oldest log may begin later than
+    that, `StreamStopped` for a log that cannot be read, `SourceUnavailable` and `SourceUnsuitable`.
     """
     margin = MARGIN_SECONDS[flavor] if margin_seconds is None else margin_seconds
     assert margin >= (1 if flavor == "mariadb" else 0), "MariaDB tells whole seconds"
@@ -248,7 +248,7 @@ def scan_exact(marks: Iterable[Mark], start: Position, cut_us: int) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """``position`` is None where no transaction seems to be from before. ``is_cut``: one with a later time came."""
+    """``position`` is None if no transaction seems older. ``is_cut``: flag, True if one with a later time came."""
 
     position: Position | None
     is_cut: bool
@@ -307,7 +307,7 @@ class TimeIndex:
                 (self._minutes if self._minutes.times else self._seconds).drop()
 
     def find(self, timestamp_us: int) -> Position | None:
-        """The latest position that was received before the time; None where that is not known any more."""
+        """The latest position that was received before the time; None if it is no longer known."""
         with self._lock:
             wanted_us = timestamp_us - self._error_us
             found = self._seconds.find(wanted_us)
@@ -328,7 +328,7 @@ class TimeIndex:
 
 
 class _Row:
-    """The first position of each period, for so many periods."""
+    """The first position of each period, for the last ``periods_max`` periods."""
 
     def __init__(self, period_us: int, periods_max: int) -> None:
         self.times: deque[int] = deque()
@@ -362,6 +362,6 @@ class _Row:
 
 
 def find_start(index: TimeIndex | None, timestamp_us: int, search_log: Callable[[int], Position]) -> Position:
-    """The position for a time: by what passed by, where that reaches back so far, else by the log."""
+    """The position for a time: from the index if it reaches back that far, else from the log."""
     found = None if index is None else index.find(timestamp_us)
     return search_log(timestamp_us) if found is None else found

@@ -27,7 +27,7 @@ from invalidator.mailbox import TRANSACTION_ROWS_MAX
 from invalidator.statement import StatementKind, Xid, find_statement_kind, find_xid, tables_changed_by
 
 PIECE_BYTES_MAX: Final = 4 << 20
-"""Where pieces are asked for, one also ends at so many bytes of row events: rows can be large."""
+"""A piece also ends at this many bytes of row events: rows can be large."""
 
 REASONS_MAX: Final = 20
 """Reasons kept for raised tables of one transaction; the tables themselves are all kept."""
@@ -145,8 +145,8 @@ class TransactionAssembler:
         piece_rows: int | None = None,
         find_cascades: Callable[[], Cascades] = _no_cascades,
     ) -> None:
-        """``piece_rows``: hand a transaction out in pieces of about so many rows, instead of raising the tables of
-        one that has more than ``rows_max``.
+        """``piece_rows``: approximate size of the pieces in which a transaction is handed out, in rows; without it, a
+        transaction of more than ``rows_max`` rows raises its tables.
 
         ``find_cascades`` reads the foreign keys as they are now.
         """
@@ -225,8 +225,8 @@ class TransactionAssembler:
     def add_rows(
         self, rows: ChangedRows, size_bytes: int = 0, event: LogEvent | None = None
     ) -> Transaction | None:
-        """One row event, and its size in the log; a piece, where pieces are asked for and one is full. ``event``:
-        where it can be read again."""
+        """Add one row event, with its size in the log; return a piece if pieces are asked for and one is full.
+        ``event``: the row event, if it can be read again."""
         group = self._current("a row event")
         group.causes |= self.foreign_keys.find_causes(rows, event)
         if rows.table is not None and rows.table.wanted:
@@ -244,7 +244,7 @@ class TransactionAssembler:
         return group.take(is_last=False)
 
     def add_query(self, sql: str, default_database: str) -> Transaction | None:
-        """A statement; the transaction, where the statement ended it."""
+        """Add a statement; return the transaction if the statement ended it."""
         group = self._current(f"the statement {sql[:60]!r}")
         kind = find_statement_kind(sql)
         if kind in (StatementKind.BEGIN, StatementKind.XA_BEGIN):

@@ -1,8 +1,8 @@
 """Compares sampled entries with their rows: at each scale after a change, and those that a sweep finds.
 
 A change is followed by comparisons at 1 s, 10 s, 1 min and 5 min, by the prober's own clock since the change came out
-of its stream. An entry that differs is no alarm by itself (F52): it is a suspect, and `Comparison` decides about it
-by what the node has acknowledged. So lag, however long, is never taken for a loss.
+of its stream. An entry that differs is not yet an alarm (F52): it is a suspect, and `Comparison` decides about it by
+what the node has acknowledged. So lag, however long, is never taken for a loss.
 
 No thread and no socket of its own: the process (``invalidator.probe.process``) calls it with changes and keys, and
 `run_due` in between. Writes nothing, unless repairs are asked for: then a poisoned entry is removed by CAS.
@@ -58,7 +58,7 @@ FOLLOW_SECONDS: Final = 600.0
 """How long a suspect is followed before it counts as unknown."""
 
 FINDINGS_MAX: Final = 1_000
-"""Poisoned entries that are remembered, so that each is told once."""
+"""Poisoned entries that are remembered, so that each is reported once."""
 
 OVERDUE_SECONDS: Final = 1.0
 
@@ -69,8 +69,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePlan:
-    """``share``: of the keys that are sampled, always the same ones. ``rate``: comparisons a second after changes,
-    and as many in sweeps."""
+    """``share``: fraction of the keys that are sampled, always the same ones. ``rate``: comparisons after changes,
+    and as many in sweeps, per second."""
 
     share: float = 0.01
     scales_seconds: tuple[float, ...] = SCALES_SECONDS
@@ -86,8 +86,8 @@ class ProbePlan:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One comparison that is to come. ``position``: of the change that it follows, in ``lineage``; None in a sweep.
-    ``place``: of its scale."""
+    """One comparison that is to come. ``position``: position of the change that it follows, in ``lineage``; None in a
+    sweep. ``place``: index of its scale."""
 
     item: bytes
     lineage: str = ""
@@ -98,8 +98,8 @@ class Probe:
 
 @dataclass(slots=True)
 class Followed:
-    """A suspect and the probes that found it. ``late``: those that the node had not acknowledged; they are counted
-    already."""
+    """A suspect and the probes that found it. ``late``: probes of changes that the node had not acknowledged; they
+    are counted already."""
 
     suspect: Suspect
     since: float

@@ -55,8 +55,8 @@ class ProbeExample:
 
 @dataclass(frozen=True, slots=True)
 class ProbeSummary:
-    """``losses``: poisoned entries. ``dropped``: comparisons that were not made, by reason. ``late``: those that
-    found lag, and ``lag_seconds_mean`` from the change until its invalidation was seen."""
+    """``losses``: poisoned entries. ``dropped``: comparisons that were not made, by reason. ``late``: comparisons
+    that found lag; ``lag_seconds_mean``: mean time from the change until its invalidation was seen, in seconds."""
 
     results: tuple[ScaleResult, ...]
     losses: int

@@ -19,7 +19,7 @@ class Schedule(Generic[Work]):
         self._numbers = count()
 
     def add(self, due: float, work: Work) -> bool:
-        """False where there is no room."""
+        """False if it is full."""
         if len(self._heap) >= self._size_max:
             return False
         heapq.heappush(self._heap, (due, next(self._numbers), work))
@@ -39,7 +39,8 @@ class Schedule(Generic[Work]):
 
 @dataclass(slots=True)
 class Budget:
-    """So many units a second, and as many at once as a second gives. ``now``: of the first call."""
+    """``per_second`` units a second, and as many at once as a second gives. ``now``: time of the first call, in
+    seconds."""
 
     per_second: float
     now: float

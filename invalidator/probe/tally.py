@@ -47,8 +47,8 @@ class ProbeTally:
     """All counts of one prober. ``verdicts``: by object, scale and verdict. ``losses``: entries by object, each
     counted once. ``repaired`` and ``not_repaired``: by object. ``lags``: by bucket, the seconds from a change until
     it was seen at the node, of those that were late; ``lag_seconds``: their sum. ``uncomparable``: entries of
-    composites. ``waiting`` and ``suspects``: comparisons that are to come, and entries that differ, as of now.
-    ``findings``: the first poisoned entries, by item and digest."""
+    composites. ``waiting`` and ``suspects``: current numbers of comparisons that are to come, and of entries that
+    differ. ``findings``: the first poisoned entries, by item and digest."""
 
     verdicts: Counter[tuple[str, str, Verdict]] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)

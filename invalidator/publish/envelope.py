@@ -159,13 +159,13 @@ class EnvelopeRecords:
 
 
 def find_transaction_id(message: StreamMessage) -> str:
-    """The GTID, after the shard's name where the shard is a part: two primaries of MariaDB may give the same GTID."""
+    """The GTID, after the shard's name if the shard is a part: two primaries of MariaDB may give the same GTID."""
     gtid = str(message.token.position)
     return gtid if message.shard == "-" else f"{message.shard}/{gtid}"
 
 
 def find_server_id(position: Position) -> int:
-    """The server that committed, which MariaDB's GTID names; 0 where the GTID does not."""
+    """The server that committed, which MariaDB's GTID names; 0 if the GTID does not."""
     if isinstance(position, MariadbPosition):
         servers = {gtid.server for gtid in position.gtids()}
         if len(servers) == 1:

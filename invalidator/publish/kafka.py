@@ -154,15 +154,15 @@ class KafkaWriter:
         self._producer.purge()
 
     def read_position(self) -> ResumeVector | None:
-        """The position that was committed last; None where there is none. Raises `BrokerUnavailable`,
-        `PublishStopped`, `FormatError`."""
+        """The position that was committed last; None if there is none. Raises `BrokerUnavailable`, `PublishStopped`,
+        `FormatError`."""
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
                 found = self._read_last_position(deadline)
                 return None if found is None else _parse_position(found, self._positions_topic)
             except BrokerUnavailable:
-                # A topic that was made just now, or whose leader has changed, is refused for a moment.
+                # Kafka refuses a new topic, and one whose leader has changed, for a moment.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(ROOM_SECONDS)
@@ -216,7 +216,7 @@ class KafkaWriter:
         return found
 
     def produce(self, record: Record) -> None:
-        """Add a record to the transaction, and begin one where none is open. Raises `BrokerUnavailable`,
+        """Add a record to the transaction, and begin one if none is open. Raises `BrokerUnavailable`,
         `PublishStopped`."""
         with self._transacting(f"writing to {record.topic}"):
             self._begin()
@@ -240,8 +240,8 @@ class KafkaWriter:
             self._producer.poll(0)
 
     def commit(self, position: ResumeVector) -> None:
-        """End the transaction, with the position behind all its records. Raises `BrokerUnavailable` where it may or
-        may not have been committed, and `PublishStopped`."""
+        """End the transaction, with the position behind all its records. Raises `BrokerUnavailable` if it may or may
+        not have been committed, and `PublishStopped`."""
         key = encode_json({"position": position.keyspace})
         value = encode_json(
             {"keyspace": position.keyspace, "key_range": str(position.key_range), "resume": position.format()}

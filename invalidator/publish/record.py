@@ -38,16 +38,16 @@ class RecordWriter(Protocol):
     """Makes records of messages; one writer for one run of the stream, since it remembers open transactions."""
 
     def records(self, message: StreamMessage) -> Iterable[Record]:
-        """Raises `ConfigError` where two tables would share a topic, and `SourceUnavailable` where the primary keys
-        cannot be read."""
+        """Raises `ConfigError` if two tables would share a topic, and `SourceUnavailable` if the primary keys cannot
+        be read."""
 
 
 @dataclass(slots=True)
 class Topics:
     """The names of the topics. ``find_schema``: shard → the name of its database.
 
-    A character that Kafka does not take becomes ``_``. Raises `ConfigError` for a name that is too long, and where
-    two tables would have one topic.
+    A character that Kafka does not take becomes ``_``. Raises `ConfigError` for a name that is too long, and if two
+    tables would have one topic.
     """
 
     prefix: str
@@ -161,7 +161,7 @@ def _encode_key(key: Mapping[str, Any] | None) -> bytes | None:
 
 
 def _key_before(line: UpdateLine) -> dict[str, Any] | None:
-    """The key under which the row was until now, where the log tells it."""
+    """The previous key of the row, if the log has it."""
     before = line.before
     if before is None or line.key is None or any(name not in before for name in line.key):
         return None

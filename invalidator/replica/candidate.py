@@ -23,11 +23,11 @@ Look: TypeAlias = "ServerState | FreshnessError"
 class ReplicaBounds:
     """When a server is left, and what keeps the choice from flapping. All in seconds.
 
-    ``lag_max``: by how much a replica may be behind with the primary's heartbeats; a server is chosen only below the
-    half of it. ``stuck``: how long its executed position may stand still while the primary's moves,
-    and how long the server that is read from may leave looks unanswered. ``look``: pause between two looks;
-    ``look_timeout``: what a server has for one. ``holdoff``: how long a server that was left, or that failed, comes
-    after all others. ``back``: how long a server of a better `Rank` must be there before a good one is left for it.
+    ``lag_max``: largest lag of a replica behind the primary's heartbeats; a server is chosen only below half of it.
+    ``stuck``: time for which its executed position may stand still while the primary's moves, and for which the
+    server that is read from may leave looks unanswered. ``look``: pause between two looks; ``look_timeout``: time for
+    a server to answer one. ``holdoff``: time for which a server that was left, or that failed, comes after all
+    others. ``back``: time for which a server of a better `Rank` must be there before a good one is left for it.
     """
 
     lag_max: float = 30.0
@@ -69,10 +69,10 @@ class CandidateVerdict:
 
 @dataclass(slots=True)
 class Server:
-    """One server as looks have shown it. ``state``: of the last look that it answered, at ``answered_at``.
+    """One server as looks have shown it. ``state``: state in the last look that it answered, at ``answered_at``.
 
-    ``moved_at``: when it was last seen to execute something, or to have all of the primary's; ``level_at``: to have
-    its heartbeats.
+    ``moved_at``: time at which it was last seen to execute something, or to have executed all that the primary has;
+    ``level_at``: time at which it was last seen to have all of the primary's heartbeats.
     """
 
     address: ServerAddress
@@ -91,7 +91,7 @@ class Server:
         return f"{role} {self.address.host}:{self.address.port}"
 
     def note(self, look: Look, primary: ServerState | None, now: float) -> None:
-        """Take in one look. ``primary``: as it is known by now, from a later look than this one."""
+        """Take in one look. ``primary``: latest known state of the primary, from a later look than this one."""
         if isinstance(look, FreshnessError):
             self.error = look
             return
@@ -117,8 +117,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The facts by which all servers are judged. ``start``: of the stream that is wanted, or that is running;
-    ``position``: what it has handed out by now."""
+    """The facts by which all servers are judged. ``start``: start of the stream that is wanted, or that is running;
+    ``position``: position of everything that it has handed out."""
 
     choice: Choice
     bounds: ReplicaBounds

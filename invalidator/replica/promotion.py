@@ -1,9 +1,9 @@
 """Which of a shard's servers is the primary now, as the servers themselves show it (docs/adr/0035).
 
-Asked only where the operator allows it (``adopt_promotions``). Exactly one of the listed servers may be writable.
-Where several are, nothing is followed and nothing is cached. Where another one than the present primary is, it must
-follow nobody, have executed everything that was streamed or acknowledged, and have had no transaction of its own
-while it was a replica (F53). Called by ``invalidator.process.worker``, in whose threads it runs.
+Used only if the operator allows it (``adopt_promotions``). Exactly one of the listed servers may be writable. If
+several are, nothing is followed and nothing is cached. If one other than the current primary is, it must follow
+nobody, have executed everything that was streamed or acknowledged, and have had no transaction of its own while it
+was a replica (F53). Called by ``invalidator.process.worker``, in whose threads it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOK_SECONDS: Final = 1.0
 """Pause between two looks, and how long a server may take for each answer."""
 
 LOOKS: Final = 3
-"""So many looks in a row must show the same before the stream is left for it."""
+"""Looks in a row that must show the same before the stream is left for it."""
 
 
 class PrimaryMoved(SourceUnavailable):
@@ -64,8 +64,8 @@ class PromotionWatch:
     _errant: dict[ServerAddress, str] = field(default_factory=dict)
 
     def require_primary(self, pause: Callable[[float], None]) -> None:
-        """Return where the present primary is the only one that is writable, or where none is. Raises `PrimaryMoved`
-        and `SourceUnavailable`, the first one only after several looks that show it."""
+        """Return if the current primary is the only writable server, or if none is. Raises `SourceUnavailable`, and
+        `PrimaryMoved` only after several looks that show it."""
         for _ in range(LOOKS):
             verdict = self.look()
             if not isinstance(verdict, PrimaryMoved):
@@ -87,7 +87,7 @@ class PromotionWatch:
                 return
 
     def look(self) -> FreshnessError | None:
-        """None where the stream may go on, else what it must end with."""
+        """None if the stream may go on, else the error that must end it."""
         # Replicas first: a transaction that one has executed is known to its primary by that one's later look
         looks: dict[ServerAddress, Look] = {}
         streamed = self.read_streamed()

@@ -63,8 +63,8 @@ class ServerState:
     ``identity``: its server UUID (MySQL) or server id (MariaDB), the origin of the GTIDs that are written to it.
     ``heartbeats``: the time of each heartbeat row that it shows, by its instance. ``unfit``: why a stream of it would
     lack changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
-    ``purged`` is empty on MariaDB, which tells only when streaming starts. ``last_numbers`` (MariaDB): the highest
-    sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
+    ``purged`` is empty on MariaDB, which reports it only when streaming starts. ``last_numbers`` (MariaDB): the
+    highest sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     ``is_read_only``: to all accounts without a privilege for it.
     """
 
@@ -105,7 +105,7 @@ class ServerState:
 
 
 def find_origin(position: Position) -> str:
-    """Where the transaction of this one GTID was first executed; see `ServerState.identity`."""
+    """The identity of the server that executed the transaction of this one GTID first; see `ServerState.identity`."""
     if isinstance(position, MariadbPosition):
         [gtid] = position.gtids()
         return str(gtid.server)
@@ -159,10 +159,10 @@ def find_sessions(address: ServerAddress) -> list[str]:
 def check_start(connection: Connection, flavor: str, start: Position, address: ServerAddress) -> None:
     """Find out whether this server can still stream everything that is not in ``start``.
 
-    Raises `HistoryLost` where the logs are purged (F15), or where a primary lacks part of ``start`` (F28, F29);
-    `SourceUnavailable` where a replica lacks it: it may only lag. On MariaDB purged logs show when streaming
-    starts, since no variable tells. A history that was replaced and has grown past ``start`` is not seen here:
-    the epoch is for that.
+    Raises `HistoryLost` if the logs are purged (F15), or if a primary lacks part of ``start`` (F28, F29);
+    `SourceUnavailable` if a replica lacks it: it may only lag. On MariaDB purged logs show when streaming starts,
+    since no variable shows them. A history that was replaced and has grown past ``start`` is not seen here: the epoch
+    is for that.
     """
     where = f"{address.host}:{address.port}"
     executed = replicated_position(connection, flavor)

@@ -158,9 +158,9 @@ class ReplicaSource:
     def open(self, start: Position) -> None:
         """See `Source.open`: from the best server that has the start position and the log after it.
 
-        Raises `HistoryLost` where the primary lacks the start position, `HistoryPurged` where the primary and all
-        others that answer and that could serve have purged it, `SourceUnavailable` where one may serve later. Takes
-        two rounds of looks at most, and what it takes to connect.
+        Raises `HistoryLost` if the primary lacks the start position, `HistoryPurged` if the primary and all others
+        that answer and that could serve have purged it, `SourceUnavailable` if one may serve later. Takes two rounds
+        of looks at most, and what it takes to connect.
         """
         self._end_stream()
         self._note(self._begin_round().result())
@@ -218,7 +218,7 @@ class ReplicaSource:
             )
 
     def _try(self, server: Server, start: Position) -> CandidateVerdict | None:
-        """Open the stream there; the verdict, where that failed."""
+        """Open the stream there; return the verdict if that failed."""
         if self._source is None or server is not self._current:
             # A source's memory of prepared XA transactions holds only as long as no other source is read
             self._close_source()
@@ -254,7 +254,7 @@ class ReplicaSource:
         )
 
     def _no_server(self, verdicts: Sequence[CandidateVerdict]) -> FreshnessError:
-        """The error to raise where no server serves."""
+        """The error to raise if no server serves."""
         named = zip(self._servers, verdicts, strict=True)
         reasons = "; ".join(f"{server.name}: {verdict.reason}" for server, verdict in named)
         grades = {verdict.grade for verdict in verdicts}

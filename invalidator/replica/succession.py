@@ -52,9 +52,9 @@ def is_succession_certain(
 def _has_all(present: ServerState, other: ServerState, previous: ServerState) -> bool:
     """Whether ``present`` has executed all that ``other`` has.
 
-    On MariaDB two servers give the same numbers in one domain, so each server's numbers are compared by themselves.
-    Where ``present`` was set up later and knows nothing of a server, that server's numbers are in the previous
-    primary's log before any number of its own that ``present`` has.
+    On MariaDB two servers give the same numbers in one domain, so each server's numbers are compared separately. If
+    ``present`` was set up later and knows nothing of a server, that server's numbers are in the previous primary's
+    log before any number of its own that ``present`` has.
     """
     if other.executed.flavor == "mysql":
         return present.executed.contains(other.executed)

@@ -14,8 +14,8 @@ from invalidator.rules.rule import SEVERITIES, Rule, Severity
 class CheckFinding:
     """One thing that is wrong.
 
-    ``where``: the server or node, empty for this machine and the file; ``message`` says it, too. ``statements``: what
-    mends it, to be run there in this order; empty where none does.
+    ``where``: the server or node, empty for this machine and the file; ``message`` says it, too. ``statements``:
+    statements that mend it, to be run there in this order; empty if none does.
     """
 
     rule: Rule
@@ -57,7 +57,7 @@ def select_errors(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
 
 
 def require(findings: Sequence[CheckFinding]) -> None:
-    """Raise `SourceUnsuitable` that lists all errors; nothing where there are only warnings and notes."""
+    """Raise a `SourceUnsuitable` that lists all errors, if there are any."""
     errors = select_errors(findings)
     if errors:
         message = "; ".join(f"{finding.code}: {finding.message}" for finding in errors)

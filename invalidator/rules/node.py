@@ -36,8 +36,8 @@ _SERVICES: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """``told``: what the node says of itself, by the command that it was asked with; see `DescribedNode`.
-    ``clock_ahead_seconds``: of its clock before this machine's, by more than the answer took."""
+    """``told``: answers of the node about itself, by command; see `DescribedNode`. ``clock_ahead_seconds``: certain
+    lead of its clock over this machine's, in seconds, below 0 if behind."""
 
     name: str
     backend: str
@@ -56,11 +56,11 @@ class NodeFacts:
             yield self.find(Rule.CLOCK, f"its clock is {abs(ahead):.1f} s {side} this machine's")
 
     def text(self, command: str, name: str) -> str:
-        """ "" where it was not told."""
+        """ "" if the node did not report it."""
         return self.told.get(command, {}).get(name, "")
 
     def number(self, command: str, name: str) -> int:
-        """0 where it was not told, or is no number."""
+        """0 if the node did not report it, or it is not a number."""
         text = self.text(command, name)
         return int(text) if text.isdecimal() else 0
 

@@ -102,7 +102,7 @@ def check_service(server: ServerFacts) -> Iterator[CheckFinding]:
 
 
 def check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
-    """The few variables that a vtgate tells of the primary tablet."""
+    """The few variables that a vtgate reports of the primary tablet."""
     for rule, name, wanted in (
         (Rule.LOG_OFF, "log_bin", "ON"),
         (Rule.ROW_IMAGE, "binlog_row_image", "FULL"),

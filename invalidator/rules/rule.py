@@ -12,16 +12,16 @@ Severity = Literal["error", "warning", "note"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 """An error keeps `run` from starting, loses an invalidation or lets nothing be stored. A warning costs hits, or costs
-them in a failure. A note tells what the caveats say of this set-up, or what could not be asked."""
+them in a failure. A note repeats a caveat about this set-up, or names what could not be asked."""
 
 CAVEAT: Final = "caveats"
-"""The code of a finding that is no failure of the catalogue: see docs/caveats.md."""
+"""The code of a finding that is not a failure of the catalogue: see docs/caveats.md."""
 
 
 @unique
 class Rule(Enum):
-    """``code``: the F-number of the failure that it leads to, or `CAVEAT`. ``remedy``: where the finding says nothing
-    better, its hint."""
+    """``code``: the F-number of the failure that it leads to, or `CAVEAT`. ``remedy``: hint of a finding that has no
+    better one."""
 
     def __init__(self, severity: Severity, code: str, title: str, remedy: str) -> None:
         self.severity = severity
@@ -36,7 +36,7 @@ class Rule(Enum):
 
     @property
     def is_safe(self) -> bool:
-        """Whether `check --fix` mends it: that adds to what a server tells, and can neither break a replication nor
+        """Whether `check --fix` mends it: that adds to what a server reports, and can neither break a replication nor
         lose a row."""
         return self in (Rule.ROW_METADATA, Rule.HEARTBEAT_TABLE)
 

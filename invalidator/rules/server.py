@@ -28,11 +28,11 @@ _NO_SUCH_TABLE: Final = 1146
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """``variables``: the global ones by lower-case name; one that the server does not have reads as "".
-    ``retention_hours``: for how long Amazon keeps binary logs, 0 for as briefly as it can; None elsewhere.
-    ``grants``: the lines of SHOW GRANTS. ``replication``: a row for each server that it follows. ``log_filters``: of
-    its own log. ``topologies``: the number in force by namespace, None without a heartbeat table.
-    ``clock_ahead_seconds``: of its clock before this machine's, by more than the answer took.
+    """``variables``: global variables by lower-case name; one that the server does not have reads as "".
+    ``retention_hours``: time for which Amazon keeps binary logs, in hours, 0 for as briefly as it can; None
+    elsewhere. ``grants``: lines of SHOW GRANTS. ``replication``: a row for each server that it follows.
+    ``log_filters``: filters of its own log. ``topologies``: number in force by namespace, None without a heartbeat
+    table. ``clock_ahead_seconds``: certain lead of its clock over this machine's, in seconds, below 0 if behind.
     """
 
     address: ServerAddress
@@ -91,7 +91,7 @@ class ServerFacts:
 
     @property
     def identity(self) -> str:
-        """The same for two addresses of one server, "" where it does not tell."""
+        """The same for two addresses of one server, "" if the server does not report it."""
         names = (
             ("server_uuid",) if self.flavor == "mysql" else ("server_id", "hostname", "port", "server_uid")
         )
@@ -111,7 +111,7 @@ class ServerFacts:
         return CheckFinding(rule, f"{self.where}: {message}", hint or rule.remedy, self.where, statements)
 
     def setting(self, rule: Rule, name: str, value: str, why: str = "", *, but: str = "") -> CheckFinding:
-        """A finding that setting a variable mends. ``why``: what its value means; ``but``: what else to know."""
+        """A finding that setting a variable mends. ``why``: meaning of its value; ``but``: addition to the hint."""
         mending = set_variable(self.service, self.flavor, name, value)
         hint = f"{mending.hint}; {but}" if but else mending.hint
         message = f"{name} is {self[name]}{f': {why}' if why else ''}"
@@ -119,7 +119,7 @@ class ServerFacts:
 
 
 def _ask(question: Callable[[], Answer]) -> Answer | None:
-    """None where the account may not ask."""
+    """None if the account may not ask."""
     try:
         return question()
     except pymysql.OperationalError:

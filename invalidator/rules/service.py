@@ -67,7 +67,7 @@ _RETENTION: Final = "binlog retention hours"
 
 def read_retention(configuration: Sequence[Sequence[object]]) -> int:
     """The hours that Amazon keeps binary logs, from the rows of ``mysql.rds_show_configuration``: name, value, and
-    more. 0 where it says NULL: they are removed as soon as no replica needs them."""
+    more. 0 if it says NULL: Amazon removes them as soon as no replica needs them."""
     found = {str(row[0]): row[1] for row in configuration}
     text = str(found.get(_RETENTION))
     return int(text) if text.isdecimal() else 0

@@ -26,9 +26,9 @@ _NOT_DECODED: Final = """SELECT table_name, column_name, data_type FROM informat
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """``indexes``: of each table the columns of each of its indexes, in their order.
-    ``by_transaction``: tables that are system-versioned by transaction id. ``not_decoded``: columns of MySQL of a
-    SELECT * that the driver does not decode, by table, with their types."""
+    """``indexes``: columns of each index, in their order, by table. ``by_transaction``: tables that are
+    system-versioned by transaction id. ``not_decoded``: columns of MySQL of a SELECT * that the driver does not
+    decode, by table, with their types."""
 
     indexes: Mapping[str, Collection[tuple[str, ...]]]
     by_transaction: Sequence[str]
@@ -53,7 +53,7 @@ class TableFacts:
 def check_tables(
     server: ServerFacts, objects: Iterable[ObjectConfig], tables: TableFacts
 ) -> Iterator[CheckFinding]:
-    """``objects``: those of the server's keyspace, whose tables and columns are there."""
+    """``objects``: objects of the server's keyspace, whose tables and columns are there."""
     for table in tables.by_transaction:
         yield server.find(
             Rule.VERSIONED_BY_TRANSACTION,

@@ -1,22 +1,22 @@
 """The plan of a table: which columns hold keys, and the compiled functions that read them from row events.
 
 Theory of operation. A row event is a head with the bitmaps of present columns, then one or two images for each row.
-An image is a bitmap of NULLs, then the fields of the columns that are not NULL. Nothing in the event says where the
-next row begins, so a reader must step over every field; it need not decode any but the keys.
+An image is a bitmap of NULLs, then the fields of the columns that are not NULL. Nothing in the event marks the start
+of the next row, so a reader must step over every field; it need only decode the keys.
 
 - `TablePlan` is made once for a table map: formats of all columns, places and spellings of the key columns.
 - `Code` is made once for the bitmaps of an event. It holds a function, compiled from source text that `TablePlan`
   writes. While the function runs, ``b`` is the packet, ``o`` the place in it, ``e`` the end of the rows, ``k`` the
   NULLs, ``n`` a length; ``x3`` is column 3 before the change and ``y3`` after it.
-- A NULL pattern that has come before has a branch in the function, where a run of fixed fields is one constant added
-  to ``o``. Other patterns take a branch that looks at each NULL bit. `Code` notes new patterns and compiles again.
+- A NULL pattern that was seen before has a branch in the function, which adds one constant to ``o`` for a run of
+  fixed fields. Other patterns take a branch that looks at each NULL bit. `Code` notes new patterns and recompiles.
 - Large events whose rows are all alike are read by stride, without stepping (``invalidator.binlog.keys.uniform``).
 
 The source text is made of numbers in the table map and of names of this module, never of text of the log.
 
-Safety. The function does not look at ``e`` while it steps. An event that is cut short or damaged either raises on the
-way or does not end where its last row does; the function then raises, none of the event's keys is used, and the table
-is raised. Called by ``invalidator.binlog.keys.reader`` and ``invalidator.binlog.fasttrack``.
+Safety. The function does not look at ``e`` while it steps. A truncated or damaged event either raises on the way or
+does not end with its last row; the function then raises, none of the event's keys is used, and the table is raised.
+Called by ``invalidator.binlog.keys.reader`` and ``invalidator.binlog.fasttrack``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CODES_MAX: Final = 64
 """Functions of one table (a change of its columns brings a new table map). More bitmaps than that start over."""
 
 Read = Callable[[bytes, int, int], list[bytes]]
-"""(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""
+"""(packet, place of the first row, end of the last) → items. Raises any exception if the bytes do not add up."""
 
 
 class TableKey(NamedTuple):
@@ -84,7 +84,7 @@ class _Image:
 
 
 class TablePlan:
-    """The keys of one table, as it was announced. Raises `FormatError` where a key cannot be read from it."""
+    """The keys of one table, as it was announced. Raises `FormatError` if a key cannot be read from it."""
 
     def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[TableKey], flavor: str) -> None:
         self.columns = tuple(columns)
@@ -116,7 +116,7 @@ class TablePlan:
         self.json_bytes = (json + 7) // 8
 
     def find_code(self, bitmaps: ImageBitmaps) -> Code:
-        """The reader of events of this bitmaps. Raises `FormatError` where they do not hold the keys."""
+        """The reader of events with these bitmaps. Raises `FormatError` if they do not hold the keys."""
         code = self._codes.get(bitmaps)
         if code is None:
             if len(self._codes) >= CODES_MAX:
@@ -259,7 +259,7 @@ class TablePlan:
     def _append_lines(
         self, number: int, variables: Sequence[str], other_than: Sequence[str], names: dict[str, Any]
     ) -> Iterator[str]:
-        """NULL is no key: the row belongs to no object. An unchanged key is not named twice."""
+        """NULL is not a key: the row belongs to no object. An unchanged key is appended only once."""
         conditions = [
             f"{variable} is not None"
             for place, variable in zip(self._places[number], variables, strict=True)
@@ -327,7 +327,7 @@ class Code:
         return items
 
     def _find_alike(self, packet: bytes, start: int, end: int) -> Read | None:
-        """The function that reads the rows by stride; None where they are not alike, or too many are kept."""
+        """The function that reads the rows by stride; None if they are not alike, or too many functions are kept."""
         if self._pause_events:
             self._pause_events -= 1
             return None
@@ -376,7 +376,7 @@ def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
 def _find_spelling(
     column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str
 ) -> Spell | None:
-    """None where the value is read as a number and spelled as one."""
+    """None if the value is read as a number and spelled as one."""
     if not (column.kind in INTEGER_BYTES or column.kind == types.YEAR):
         return find_spelling(column, of_table, of_object, flavor)
     if of_object.kind is ColumnKind.INTEGER:

@@ -30,7 +30,7 @@ PLANS_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedTable(MappedTable):
-    """A table whose keys are read by ``plan``; None where its rows concern no object, or with a ``problem``."""
+    """A table whose keys ``plan`` reads. ``plan`` is None if its rows concern no object, or with a ``problem``."""
 
     plan: TablePlan | None = None
 
@@ -54,8 +54,8 @@ class KeyReader:
         heartbeat_table: str,
         definitions: Mapping[str, ObjectDefinition],
     ) -> None:
-        """``tables``: those whose changes are told at all, the heartbeat table left out; ``definitions``: the objects
-        whose keys are looked for. A table of no object is told without items."""
+        """``tables``: names of the tables whose changes are reported, without the heartbeat table; ``definitions``:
+        objects whose keys are read. A change in a table of no object is reported without items."""
         self.flavor = flavor
         self._database = database
         self._tables = tables
@@ -85,7 +85,7 @@ class KeyReader:
         return table
 
     def find_table(self, body: bytes) -> KeyedTable | None:
-        """The table of the body of a table map, where the very same is known and is not the heartbeat table."""
+        """The table of a table map's body, if this very body is known and is not the heartbeat table's."""
         known = self._mapped.get(body[:6])
         return known if isinstance(known, KeyedTable) and known.body == body else None
 
@@ -140,7 +140,7 @@ class KeyReader:
 
 
 def read_items(plan: TablePlan, event: LogEvent) -> list[bytes]:
-    """The items of a row event. Raises anything where its bytes do not add up."""
+    """The items of a row event. Raises any exception if its bytes do not add up."""
     if event.kind in PLAIN_KINDS:
         event = unpack_rows(event)
     packet, kind, start = event.packet, event.kind, event.start + 8

@@ -2,8 +2,8 @@
 
 Most rows of a table without columns of variable length are alike, and so are rows with codes of one length. Each key
 column is then at one distance from one row to the next, and all keys are read in one call. The NULL bits and length
-bytes of every row are compared with the first row's: where they are equal, a walk through the row would take the same
-steps and end where the next row begins.
+bytes of every row are compared with the first row's: if they are equal, a walk through the row would take the same
+steps and end at the next row.
 
 Called by ``invalidator.binlog.keys.plan``, which walks through rows that are not alike.
 """
@@ -101,7 +101,7 @@ def find_uniform_row(
     start: int,
     end: int,
 ) -> UniformRow | None:
-    """The row at ``start``; None where it does not end before ``end``, or is one of few.
+    """The row at ``start``; None if it does not end before ``end``, or is one of few.
 
     ``images``: their letters, and the columns in them.
     """

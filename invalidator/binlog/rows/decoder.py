@@ -48,17 +48,17 @@ class MappedTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTable(MappedTable):
-    """A table whose rows ``plan`` reads; None where they are not wanted, or with a ``problem``."""
+    """A table whose rows ``plan`` reads. ``plan`` is None if they are not wanted, or with a ``problem``."""
 
     plan: RowPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """One row event. ``table`` is None where it only ends a statement. With a ``problem`` the rows are not known.
-    ``is_past``: it has rows, and all are of the past of a system-versioned table.
+    """One row event. ``table`` is None if it only ends a statement. With a ``problem`` the rows are not known.
+    ``is_past``: flag, True if it has rows, and all are of the past of a system-versioned table.
 
-    ``items``: the cache items that its rows concern, where those were asked for instead of ``changes``, else None.
+    ``items``: cache items that its rows concern, if items were asked for instead of ``changes``, else None.
     """
 
     table: MappedTable | None
@@ -81,7 +81,7 @@ class RowDecoder:
         heartbeat_table: str = "",
         find_period: FindPeriod = lambda *_: None,
     ) -> None:
-        """``tables``: those whose rows are wanted, beside the heartbeats' table."""
+        """``tables``: names of the tables whose rows are wanted, besides the heartbeat table."""
         self._find_period = find_period
         self._flavor = flavor
         self._database = database

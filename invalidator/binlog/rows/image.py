@@ -1,11 +1,10 @@
 """A row of the log as a client reads it, so that both have one digest.
 
-The log and a SELECT show the same row differently: a BIT is text, a SET has no order. Here, and nowhere else, the one
-is made the other. A client is one whose session is in UTC, as the log is
-(``freshness.database.connection``). Where the log does not tell what a client reads, there is no row: never a wrong
-one. ``invalidator.vstream.value`` says the same of the columns of a VStream. Called by
-``invalidator.binlog.rows.plan`` (`find_shapes`), ``invalidator.archive.writer`` (`digest_image`) and
-``invalidator.process.row_finder`` (`read_row`). No I/O.
+The log and a SELECT show the same row differently: a BIT is text, a SET has no order. Only this module converts the
+one to the other. The client's session is in UTC, as the log is (``freshness.database.connection``). If the log does
+not show what a client reads, the result is None, never a wrong row. ``invalidator.vstream.value`` does the same for
+the columns of a VStream. Called by ``invalidator.binlog.rows.plan`` (`find_shapes`), ``invalidator.archive.writer``
+(`digest_image`) and ``invalidator.process.row_finder`` (`read_row`). No I/O.
 """
 
 from __future__ import annotations
@@ -79,10 +78,10 @@ def _find_text_shape(column: MappedColumn, flavor: str) -> Shape:
 def read_row(
     image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
 ) -> dict[str, object] | None:
-    """The row that a client reads with ``SELECT *``, its columns in their order; None where that cannot be told.
+    """The row that a client reads with ``SELECT *``, its columns in their order; None if the log does not show it.
 
-    An image that leaves columns out is no row (binlog_row_image), and one of other columns than the layout's is of
-    another time.
+    An image that leaves columns out (binlog_row_image) is not a row, and one with other columns than the layout's is
+    from another time.
     """
     if image is None or shapes is None or layout is None:
         return None
@@ -100,7 +99,7 @@ def read_row(
 def digest_image(
     image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
 ) -> bytes | None:
-    """`freshness.values.codec.row_digest` of `read_row`; None where that is."""
+    """`freshness.values.codec.row_digest` of `read_row`; None if that is None."""
     row = read_row(image, shapes, layout)
     return None if row is None else row_digest(row)
 

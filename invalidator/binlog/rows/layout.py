@@ -46,8 +46,8 @@ system-versioned. Raises `FormatError` if the table has changed since, and may h
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``key``: the primary key, in its order, empty where there is none. ``columns``: all of them; ``visible``: those
-    that ``SELECT *`` shows."""
+    """``key``: columns of the primary key, in its order; empty if there is none. ``columns``: all columns;
+    ``visible``: columns that ``SELECT *`` shows."""
 
     key: tuple[str, ...]
     columns: frozenset[str]

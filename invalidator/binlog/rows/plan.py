@@ -6,9 +6,8 @@ NULL pattern that has come a few times: it unpacks each run of fixed fields in o
 makes the row. A rare pattern is walked field by field. Both ways give the same row, which the tests compare. The
 source text is made of numbers and of names of this module; a column's name is a value that the text refers to.
 
-The functions read without looking at the end of the event. An event that is cut short or damaged raises on the way,
-or its last row does not end where the event ends; then none of its rows is used. Called by
-``invalidator.binlog.rows.decoder``.
+The functions read without looking at the end of the event. A truncated or damaged event raises on the way, or does
+not end with its last row; then none of its rows is used. Called by ``invalidator.binlog.rows.decoder``.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ class RowPlan:
         key: tuple[str, ...] = (),
         period: Period | None = None,
     ) -> None:
-        """``key``: the names of the primary key's columns. ``period``: of a system-versioned table, of which the
-        rows of the past are left out."""
+        """``key``: names of the primary key's columns. ``period``: period of a system-versioned table, whose rows of
+        the past are left out."""
         self._table = table
         self._period = period
         shown = columns

@@ -38,8 +38,8 @@ _UTF_8: Final = "utf-8"
 
 
 class ValueReader(NamedTuple):
-    """How a field becomes a value. ``code``: the format of `struct` for a field of fixed width, else "".
-    ``decode``: makes the value of what `struct` gives, or of a field's bytes; None where that is the value."""
+    """How a field becomes a value. ``code``: the format of `struct` for a field of fixed width, else "". ``decode``:
+    function that makes the value from the result of `struct`, or from a field's bytes; None if that is the value."""
 
     code: str
     decode: Callable[[Any], object] | None
@@ -92,8 +92,8 @@ def _decode_utf_8(raw: bytes) -> str:
 
 
 def _text_decoder(collation: int, flavor: str) -> Callable[[bytes], object]:
-    """Python's codec, and where it gives up, the server's own table. Raises UnicodeDecodeError for bytes that are no
-    text in this character set."""
+    """A decoder by Python's codec, and by the server's own table if the codec fails. It raises UnicodeDecodeError for
+    bytes that are not text in this character set."""
     codec = find_codec(find_charset(collation, flavor))
     if codec is None:
         return bytes
@@ -149,7 +149,7 @@ def _decode_datetime(raw: bytes) -> object:
 
 
 def _decode_old_datetime(raw: bytes) -> object:
-    """Decimal digits. Digits that are no date or time raise ValueError: MariaDB has other formats of this type."""
+    """Decimal digits. Raises ValueError if they are not a date and time: MariaDB has other formats of this type."""
     day, time = divmod(int.from_bytes(raw, "little"), 1_000_000)
     year, month, day = day // 10000, day // 100 % 100, day % 100
     if not (year and month and day):

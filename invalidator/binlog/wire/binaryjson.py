@@ -4,7 +4,7 @@ A container holds a count, its size, entries of keys and values, and behind them
 entry. Every place is checked against the container's end; a document that does not add up raises `FormatError`. Gaps
 are normal: the server leaves them when it changes a document in place. Called by ``invalidator.binlog.rows.value``.
 
-A value of SQL inside of a document is one of Python's; where it is no number and no time, its bytes.
+An SQL value inside a document becomes a Python value: its bytes if it is neither a number nor a time.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _LARGE: Final = _Layout(struct.Struct("<I"), struct.Struct("<BI"), struct.Struct
 def decode_json(data: bytes) -> object:
     """The document.
 
-    `UNREADABLE` for a JSON null, as which the server also reads no bytes at all: None is NULL. So is a document with
-    a value that Python cannot hold exactly: a TIME that is no time of day, bytes that are no text. Raises
-    `FormatError`, and struct.error or IndexError for bytes that end early.
+    `UNREADABLE` for a JSON null, as which the server also reads no bytes at all: None is NULL. The same for a
+    document with a value that Python cannot hold exactly: a TIME that is not a time of day, bytes that are not text.
+    Raises `FormatError`, and struct.error or IndexError for bytes that end early.
     """
     if not data:
         return UNREADABLE

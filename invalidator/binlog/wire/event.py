@@ -74,7 +74,7 @@ _HEADER_BYTES: Final = _HEADER.size  # with the OK byte of the network packet
 
 
 class LogEvent(NamedTuple):
-    """One event: the header, the whole network packet, and where its body lies in it."""
+    """One event: the header, the whole network packet, and the bounds of the body in it."""
 
     kind: int
     timestamp_seconds: int
@@ -133,7 +133,7 @@ class GroupStart(NamedTuple):
 
 
 def parse_mysql_gtid(event: LogEvent) -> GroupStart:
-    """Read event 33. The time is the commit on the server where it was first executed, in µs."""
+    """Read event 33. The time is that of the commit on the server that executed it first, in µs."""
     body = _at_least(event, 25)
     position = MysqlGtidSet.of(str(uuid.UUID(bytes=body[1:17])), int.from_bytes(body[17:25], "little"))
     timestamp_us = event.timestamp_seconds * 1_000_000

@@ -31,9 +31,9 @@ NAMES: Final[Mapping[str, Any]] = {
 class FieldFormat(NamedTuple):
     """A field is ``size`` bytes, or a length of ``size`` bytes and as many bytes as it says.
 
-    ``number``: the source text that reads a number, with its place left open; "" where the bytes are the value.
-    ``code``: the number in the format of `struct`. ``convert``: the source text that makes the number of what
-    `struct` gives; "" where `struct` gives the number.
+    ``number``: source text that reads a number, with its place left open; "" if the bytes are the value. ``code``:
+    format of the number for `struct`. ``convert``: source text that makes the number from the result of `struct`;
+    empty if `struct` returns the number.
     """
 
     is_fixed: bool

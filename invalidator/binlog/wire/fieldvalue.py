@@ -75,7 +75,7 @@ _REPLACED: Final[Mapping[str, tuple[str, str]]] = {"sjis": ("\uff3c", "\\")}
 _DISTRUSTED: Final[Mapping[str, str]] = {
     "big5": "\u2574\uffe3\u02cd\uff0f\uff3c\u5341\u5345",
 }
-"""Characters that the server reads differently, where one byte does not tell them."""
+"""Characters of several bytes that the server reads differently."""
 
 _WIDE: Final = frozenset(("ucs2", "utf16", "utf16le", "utf32", "filename"))
 
@@ -221,7 +221,7 @@ def decode_fraction(fraction: bytes) -> int:
 
 
 def _format_timestamp(seconds: int, microseconds: int) -> str:
-    """In UTC. Zero is no moment but the zero date."""
+    """In UTC. Zero is the zero date, not a moment."""
     if not seconds and not microseconds:
         return _ZERO_TIME
     moment = _EPOCH + timedelta(seconds=seconds, microseconds=microseconds)

@@ -40,7 +40,7 @@ CHECKSUM_RESIDUE: Final = 0x2144DF1C
 
 
 def check_sum(packet: bytes) -> None:
-    """Raises `StreamStopped` where the event in the packet does not end with its checksum."""
+    """Raises `StreamStopped` if the event in the packet does not end with its checksum."""
     if crc32(packet, CHECKSUM_START) != CHECKSUM_RESIDUE:
         raise StreamStopped(
             f"an event of {len(packet)} bytes has a wrong checksum",
@@ -52,7 +52,7 @@ class PacketReader:
     """The packets that come on one socket, from the answer to a request on. Keeps to the socket's own timeout."""
 
     def __init__(self, connection: socket.socket, next_number: int = 1) -> None:
-        """``next_number``: that of the first packet, 1 behind a request of one packet."""
+        """``next_number``: number of the first packet, 1 after a request of one packet."""
         self._socket = connection
         self._number = next_number
         self._buffer = mmap.mmap(-1, RECEIVE_BYTES)
@@ -62,9 +62,9 @@ class PacketReader:
     def read(self) -> list[bytes]:
         """The next packets, each with the OK byte before its event: at least one, and all that are here already.
 
-        Raises what the socket raises, pymysql's error for an error packet, `SourceUnavailable` where the stream
-        ended or its packets are out of order, `StreamStopped` for one too large. The packets before an error
-        are returned first, and the error is raised at the next call.
+        Raises what the socket raises, pymysql's error for an error packet, `SourceUnavailable` if the stream ended or
+        its packets are out of order, `StreamStopped` for one too large. The packets before an error are returned
+        first, and the error is raised at the next call.
         """
         packets = self._cut()
         while not packets:
@@ -121,7 +121,7 @@ class PacketReader:
         return [joined]
 
     def _receive(self) -> None:
-        """Read until the packet in front can be whole, into a larger buffer where it needs one."""
+        """Read until the packet in front can be whole, into a larger buffer if it needs one."""
         have = self._end - self._place
         want = have + 1
         if have >= _HEAD_BYTES:

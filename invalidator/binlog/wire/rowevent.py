@@ -25,8 +25,8 @@ STATEMENT_END: Final = 1
 """The flag of the last row event of a statement."""
 
 CASCADES_LOGGED: Final = 0x12
-"""MySQL's flags of a row event beside which no row is changed without being logged: 16 where the cascades of its rows
-are logged, too (9.6), and 2 where foreign keys were not checked, and so nothing cascades."""
+"""MySQL's flags of a row event that changes no row without logging it: 16 if the cascades of its rows are logged, too
+(9.6), and 2 if foreign keys were not checked, so that nothing cascades."""
 
 _NO_TABLE: Final = b"\xff\xff\xff\0\0\0"
 """The table id of a row event that only ends a statement."""
@@ -37,7 +37,7 @@ _FIXED_BYTES: Final = 8
 
 
 class RowHead(NamedTuple):
-    """``table_id`` is None where the event only ends a statement."""
+    """``table_id`` is None if the event only ends a statement."""
 
     op: Operation
     table_id: bytes | None
@@ -45,8 +45,8 @@ class RowHead(NamedTuple):
 
 
 class ImageBitmaps(NamedTuple):
-    """The bitmaps of the columns in the images of each row. ``after`` is None but for an update. ``json_bytes``: of
-    the bitmap of partial values in front of an after-image; -1 in an event without such."""
+    """The bitmaps of the columns in the images of each row. ``after`` is None but for an update. ``json_bytes``: size
+    of the bitmap of partial values in front of an after-image, in bytes; -1 in an event without one."""
 
     before: bytes
     after: bytes | None
@@ -74,9 +74,10 @@ def not_announced(event: LogEvent, table_id: bytes) -> StreamStopped:
 
 def read_bitmaps(event: LogEvent, columns_count: int, json_bytes: int) -> tuple[ImageBitmaps, int]:
     """The bitmaps of a row event that is not compressed, and the place of its first row. Raises `FormatError`, and
-    IndexError where the event ends early.
+    IndexError if the event ends early.
 
-    ``columns_count`` and ``json_bytes``: of the table map; a JSON bitmap has a bit for each JSON column.
+    ``columns_count``: number of columns in the table map; ``json_bytes``: size of its JSON bitmap, which has a bit
+    for each JSON column, in bytes.
     """
     packet, kind = event.packet, event.kind
     place = event.start + _FIXED_BYTES

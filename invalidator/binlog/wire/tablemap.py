@@ -59,8 +59,8 @@ _VISIBILITY: Final = 12
 
 class MappedColumn(NamedTuple):
     """One column. ``kind``: its real type (ENUM and SET are logged as STRING). ``width``: the metadata as a number:
-    bytes at most of a string, bytes of a length, bits, digits behind the second. ``collation``: its number, 0
-    where there is none. ``labels``: of an ENUM or SET, in the column's character set."""
+    bytes at most of a string, bytes of a length, bits, digits behind the second. ``collation``: its number, 0 if
+    there is none. ``labels``: labels of an ENUM or SET, in the column's character set."""
 
     name: str
     kind: int
@@ -110,7 +110,7 @@ def read_name(body: bytes, place: int) -> tuple[str, int]:
 
 
 def read_packed(data: bytes, place: int) -> tuple[int, int]:
-    """A length-encoded integer, and the place behind it. Raises `FormatError` where there is none."""
+    """A length-encoded integer, and the place behind it. Raises `FormatError` if there is none."""
     first = data[place]
     if first < 251:
         return first, place + 1

@@ -25,7 +25,8 @@ _SET_WITH_TAGS: Final = 1
 
 
 class TaggedGtid(NamedTuple):
-    """``committed_us``: when it was committed on this server; ``original_us``: where it was first executed."""
+    """``committed_us``: time of its commit on this server; ``original_us``: time of its commit on the server that
+    executed it first; both in µs."""
 
     position: MysqlGtidSet
     committed_us: int
