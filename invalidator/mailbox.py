@@ -46,7 +46,8 @@ def measure(transactions: Sequence[Transaction]) -> tuple[int, int]:
 
 
 class Mailbox(Generic[Mail]):
-    """Bounded by the number of transactions and by their rows and bytes, which ``measure`` tells of several together.
+    """Bounded by the number of transactions and by their rows and bytes, which ``measure`` counts for several
+    together.
 
     `put` and `fail` belong to the reader, `take` to the caller, `close` to either.
     """
@@ -66,20 +67,20 @@ class Mailbox(Generic[Mail]):
         self._changed = threading.Condition()
 
     def put(self, mails: Sequence[Mail]) -> bool:
-        """Wait for room and put them in, one by one where all together find none. False when nobody will take them
-        any more."""
+        """Wait for room and put them in, one by one if there is not enough for all together. False when nobody will
+        take them any more."""
         with self._changed:
             if not self._put_at_once(mails):
                 for mail in mails:
                     while not self._put_at_once((mail,)):
-                        # The caller may take earlier ones meanwhile.
+                        # The caller may take earlier ones during the wait.
                         self._changed.notify_all()
                         self._changed.wait()
             self._changed.notify_all()
             return not self._is_closed
 
     def _put_at_once(self, mails: Sequence[Mail]) -> bool:
-        """False where there is no room. One that is larger than all goes in alone; a closed mailbox keeps nothing."""
+        """False if they do not fit. One larger than the bounds goes in alone; a closed mailbox keeps nothing."""
         if self._is_closed:
             return True
         rows, size_bytes = self._measure(mails)

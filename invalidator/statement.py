@@ -89,7 +89,7 @@ class Xid(NamedTuple):
 
 
 def find_xid(sql: str) -> Xid | None:
-    """The XA transaction that a statement of the log names, None where it cannot be read."""
+    """The XA transaction that a statement of the log names, None if it cannot be read."""
     match = _XA.match(sql)
     if match is None or len(match[2]) % 2 or len(match[3]) % 2:
         return None

@@ -90,7 +90,7 @@ shows, without a privilege, which ones are left; what resets the session drops t
 def set_up_sql(flavor: str, timeout_seconds: float, *, keeps: bool = False) -> str:
     """One statement that sets the variables of a read. ``timeout_seconds``: bound of each statement, in seconds.
 
-    ``keeps``: whether `put_back_sql` restores the values of a session that belongs to the application.
+    ``keeps``: True for a session of the application, whose values `put_back_sql` restores.
     """
     values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
     kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _kept(flavor)] if keeps else []

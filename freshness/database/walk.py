@@ -50,8 +50,8 @@ class WalkedTable:
 
 
 def read_walked_table(connection: Connection, name: str) -> WalkedTable | None:
-    """The columns and the key of a table now; None if there is no such table. Raises `ConfigError` for a table
-    without a primary key. Errors of pymysql come out as they are."""
+    """The current columns and key of a table; None if it does not exist. Raises `ConfigError` for a table without a
+    primary key. Errors of pymysql come out as they are."""
     rows = read_rows(connection, _COLUMNS, (name,))
     # Where MariaDB keeps a table's past, the key has the end of each row: in the same for all rows that are there.
     told = {str(row[0]) for row in rows if row[-1] != "ROW END"}

@@ -55,7 +55,7 @@ class Certificate(NamedTuple):
         context.sni_callback = on_hello
 
     def _find_state(self) -> list[tuple[int, int, int]]:
-        """Differs where a file was replaced; empty while one is missing."""
+        """A state that differs once a file is replaced; empty while one is missing."""
         try:
             return [(each.st_ino, each.st_mtime_ns, each.st_size) for each in map(Path.stat, self)]
         except OSError:
@@ -63,8 +63,8 @@ class Certificate(NamedTuple):
 
 
 def bound_connections(connections_max: int) -> type[asyncio.Protocol]:
-    """The protocol of uvicorn's connections, of which there are at most so many: one more takes the place of that
-    which is idle longest, and is closed where a request is under way on each."""
+    """The protocol of uvicorn's connections, at most ``connections_max``: one more takes the place of the one that is
+    idle longest, and is closed if a request is under way on each."""
 
     class BoundedProtocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,8 +90,7 @@ def _is_idle(connection: Any) -> bool:
 
 
 def read_certificate(config: Config) -> Certificate | None:
-    """The files of `http.tls_cert`; None where the service has none. Raises `ConfigError` for files that do not
-    serve."""
+    """The files of `http.tls_cert`; None if the service has none. Raises `ConfigError` for unusable files."""
     cert, key = config.http.tls_cert, config.http.tls_key
     if cert is None or key is None:
         return None

@@ -1,5 +1,5 @@
-"""Gates before the HTTP service: the access tokens, which are read from their files and one of which is demanded of
-every request, the host name, which is checked where no token is, and the size of a document."""
+"""Gates before the HTTP service: they check the access token of each request, or the host name if no tokens are
+configured, and bound the size of a document."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ _GRANT: Final = "freshness.grant"
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The rights of a token. ``scopes``: None for every address. ``tables``: names and patterns of the tables of its
-    update streams, and nothing beside those; None for everything. ``hidden_columns``: as
-    `invalidator.stream.selection.Selection` takes them."""
+    update streams, and nothing beside those; None for everything. ``hidden_columns``: names and patterns, as in
+    `invalidator.stream.selection.Selection`."""
 
     scopes: frozenset[HttpScope] | None = None
     tables: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class Grant:
         return selection.cut_schema(schema.table, whole) == whole
 
     def choose_tables(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """The tables of a stream; all that the grant has where none is named. Raises `NotAllowed`."""
+        """The tables of a stream; all that the grant has if none is named. Raises `NotAllowed`."""
         if self.tables is None:
             return wanted
         is_granted = compile_patterns(self.tables).match
@@ -103,7 +103,7 @@ def find_scopes(method: str, path: str) -> frozenset[HttpScope]:
 
 
 def find_grant(scope: Scope) -> Grant:
-    """The rights of the request's token; everything where none is demanded."""
+    """The rights of the request's token; everything if none is required."""
     found: Grant = scope.get(_GRANT, EVERYTHING)
     return found
 
@@ -147,13 +147,13 @@ class TokenGate:
             return None
         scheme, _, token = bytes(found[0]).partition(b" ")
         brought = scheme.lower() + b" " + token.strip()
-        # All are compared, each in a time that tells nothing of how much is alike
+        # All are compared, each in a time that does not depend on how much is alike
         grants = [grant for known, grant in self._grants.items() if hmac.compare_digest(brought, known)]
         return grants[0] if grants else None
 
 
 def read_grants(config: Config) -> dict[str, Grant]:
-    """The rights of each token: `http.token_file` has all of them. Empty where none is configured. Raises
+    """The rights of each token: `http.token_file` has all of them. Empty if none is configured. Raises
     `ConfigError`."""
     if config.http.token_file is None:
         return {}

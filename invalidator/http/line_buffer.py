@@ -39,7 +39,7 @@ class LineBuffer:
         return self._is_abandoned
 
     def put(self, data: bytes, resume: str | None, timeout_seconds: float) -> bool:
-        """Wait for room and put lines in, after which ``resume`` holds. False where there was none in time, or the
+        """Wait for room and put lines in, after which ``resume`` holds. False if there was none in time, or the
         consumer is gone. Lines that alone exceed the bound wait for an empty buffer."""
         with self._changed:
             has_room = self._changed.wait_for(
@@ -76,7 +76,7 @@ class LineBuffer:
     # the loop's side
 
     async def take(self, timeout_seconds: float) -> bytes | None:
-        """Lines of up to `CHUNK_BYTES_MAX`, or one longer; b"" at the end; None where nothing came in time."""
+        """Lines of up to `CHUNK_BYTES_MAX`, or one longer; b"" at the end; None if nothing came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while (taken := self._take_now()) is None:

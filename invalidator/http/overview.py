@@ -1,8 +1,8 @@
 """The overview of the invalidator over HTTP: once, as server-sent events, and as a page for people.
 
-An event a second goes to each viewer, made once for all of them. A viewer that does not read delays no other: it
-gets the newest overview when it is back, and is cut off after some seconds. The page and its files hold no data; its
-script asks for the overview as any client does, with the access token where one is demanded (docs/http.md).
+An event a second goes to each viewer, made once for all of them. A viewer that does not read delays no other: it gets
+the newest overview when it is back, and is cut off after some seconds. The page and its files hold no data; its
+script asks for the overview as any client does, with the access token if one is required (docs/http.md).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from invalidator.http.gates import PAGE_FILES
 from invalidator.http.refusal import describe_refusals
 
 VIEWERS_MAX: Final = 16
-"""So many may read events at once. Their number does not count for ``http.consumers_max``: an operator gets in when
-all consumers are connected."""
+"""Maximum number of viewers that read events at once. They do not count for ``http.consumers_max``: an operator gets
+in when all consumers are connected."""
 
 EVENT_NAME: Final = "overview"
 LARGE_BYTES: Final = 64 << 10

@@ -34,8 +34,8 @@ def no_rows(_: Transaction) -> Mapping[bytes, LoggedRow]:
 
 @dataclass(slots=True, kw_only=True)
 class ShardInvalidator(Applier):
-    """See the module. ``keys_total``: how many keys were sent so far. ``unrepeated``: the nodes that are still to be
-    sent again what they have acknowledged since ``since``."""
+    """See the module. ``keys_total``: number of keys sent so far. ``unrepeated``: the nodes that must still be sent
+    again what they have acknowledged since ``since``."""
 
     placement: Placement
     finder: KeyFinder
@@ -108,7 +108,7 @@ class ShardInvalidator(Applier):
         self, transactions: Sequence[Transaction]
     ) -> tuple[dict[bytes, Position], dict[str, Position], dict[bytes, LoggedRow]]:
         """For each cache item, and each table that is raised, the transactions that concern it; and for the items
-        whose rows the log tells, the row at the end of the batch."""
+        whose rows the log holds, the row at the end of the batch."""
         keys: dict[bytes, Position] = {}
         raised: dict[str, Position] = {}
         rows: dict[bytes, LoggedRow] = {}

@@ -3,7 +3,7 @@ loaded again.
 
 The shards go on independently: one that must stop (an event that cannot be handled, a history that is gone) says so
 and is not ready, and the others keep their part of the cache fresh. One whose database is not there waits for it. The
-process ends when it is told to, or when no worker is left.
+process ends when it is stopped, or when no worker is left.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Invalidator:
         return [each.worker for each in list(self._running.values())]
 
     def find_times(self, lineage: str) -> TimeIndex | None:
-        """When the worker of a shard had received which position; None where this process does not follow it."""
+        """The positions that the worker of a shard had received, by time; None if this process does not follow it."""
         running = self._running.get(lineage)
         return None if running is None else running.worker.times
 
@@ -190,8 +190,8 @@ class Invalidator:
                 self._start(assignment)
 
     def _read_registry(self, config: Config, keyspace: str) -> dict[str, ObjectDefinition] | None:
-        """None where the database is not there or not as it should be: the workers of the keyspace read the schema
-        themselves, and no other keyspace waits for that. Raised, where there are workers that it would end."""
+        """None if the database is unavailable or unsuitable: the workers of the keyspace read the schema themselves,
+        and no other keyspace waits for that. Raises the error if None would end running workers."""
         try:
             return load_registry(config, [keyspace])
         except (SourceUnavailable, SourceUnsuitable):
@@ -248,7 +248,7 @@ class Invalidator:
             self.metrics.forget_shard(each.worker.assignment.shard.lineage)
 
     def _look_after(self) -> None:
-        """Log what ended, start again what may; raise where nothing is left that may."""
+        """Log the workers that ended, restart those that may; raise if all have ended and none may."""
         ended = {lineage: each for lineage, each in self._running.items() if each.ended_at is not None}
         if len(ended) == len(self._running) and not any(map(_is_waiting, ended.values())):
             for each in ended.values():
@@ -278,7 +278,7 @@ class Invalidator:
 
 
 def _with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Config:
-    """With these servers as primaries, by lineage, where the configuration allows it and lists them."""
+    """The configuration with these servers as primaries, by lineage, if it allows that and lists them."""
     keyspaces = {
         name: replace(
             keyspace,

@@ -40,7 +40,7 @@ def invalidate_keys(
     """Invalidate one key or several of an object; a key of n columns takes n of ``texts``.
 
     Returns what was invalidated, all of it acknowledged. Raises `ConfigError` and `FormatError` for what was asked;
-    `NodeUnavailable` where a key was not acknowledged (those before it were).
+    `NodeUnavailable` if a key was not acknowledged (those before it were).
     """
     keys = _locate_keys(config, registry, name, texts)
     for node in dict.fromkeys(key.node for key in keys):

@@ -58,8 +58,8 @@ CLOCK_STEP_SECONDS: Final = 2.0
 
 
 class Checkup:
-    """``findings``: in the order in which they were found. ``refusals``: the errors that kept something from being
-    looked at; they are among the findings. ``mended``: what `mend` has put right."""
+    """``findings``: findings in the order of discovery. ``refusals``: the errors that prevented a look; they are
+    among the findings. ``mended``: findings that `mend` has put right."""
 
     def __init__(self, config: Config) -> None:
         self.findings: list[CheckFinding] = []
@@ -217,7 +217,7 @@ def _look_up(host: str, port: int) -> set[str]:
 
 
 def _look_as_invalidator(primary: ServerAddress, server: ServerAddress, flavor: str) -> ServerFacts | None:
-    """The facts of a server with the account of the primary, where that may ask it for more."""
+    """The facts that a server shows the primary's account, which may ask for more; None if that fails."""
     address = replace(primary, host=server.host, port=server.port, tls=server.tls)
     with suppress(FreshnessError), closing(connect(address)) as connection:
         return ServerFacts.look(connection, address, flavor)

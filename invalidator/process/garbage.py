@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 NEW_OBJECTS_MIN: Final = 50_000
-"""So many objects more than there were before the young ones are looked through; some tens of megabytes at most."""
+"""Number of additional objects after which the young ones are scanned; some tens of megabytes at most."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The state of a running invalidator as it knows it by itself: shards, nodes, lag, problems, recent troubles.
+"""The state of a running invalidator, from its own memory: shards, nodes, lag, problems, recent troubles.
 
 The only place that makes it: ``/v1/overview`` and the page show what is here, and ``/readyz`` is made of the same
 states. It asks no node and no database, so that it answers at once when these hang (ADR 0059). The nodes' own
@@ -30,7 +30,7 @@ POSITION_CHARACTERS_MAX: Final = 160
 """A longer position is cut in the middle; ``/v1/status`` has it in full."""
 
 RATE_BUCKETS: Final = 2
-"""Throughput is that of so many of the last buckets, ten seconds."""
+"""Number of the last buckets that throughput is measured over: ten seconds."""
 
 LATE_SHARE: Final = 0.5
 """A shard is late when its heartbeat is older than this share of the age at which leases are no longer renewed."""
@@ -38,7 +38,7 @@ LATE_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PresentProblem:
-    """Something that is wrong now. ``where``: a shard or a node; ``remedy``: what a person can do."""
+    """Something that is wrong now. ``where``: a shard or a node; ``remedy``: action that a person can take."""
 
     severity: Literal["error", "warning"]
     where: str
@@ -48,7 +48,7 @@ class PresentProblem:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """``troubles``: the lines of the log that are told."""
+    """``troubles``: the lines of the log that it shows."""
 
     invalidator: Invalidator
     troubles: RecentTroubles = field(default_factory=RecentTroubles)
@@ -171,7 +171,7 @@ def _round(seconds: float | None) -> float | None:
 # -- problems ----------------------------------------------------------------------------------------------------
 
 NAMED_MAX: Final = 3
-"""So many problems are named in the summary."""
+"""Maximum number of problems that the summary names."""
 
 LOOK_AT_LAG: Final = "see whether the server whose log is read lags or hangs, or the nodes are slow"
 

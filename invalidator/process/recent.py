@@ -1,7 +1,7 @@
 """A shard's work of the last minutes: throughput, lag, and the difference of clocks, for the page of the invalidator.
 
 Written by the thread of ``invalidator.process.worker``, once for each batch and each own heartbeat; read from any
-thread. Metrics are for Prometheus, which keeps them; this is what the process can show by itself.
+thread. Metrics are for Prometheus, which keeps them; this is what the process itself can show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BUCKETS_MAX: Final = 60
 """Together five minutes."""
 
 LAGS_MAX: Final = 500
-"""So many lags of one bucket are kept (I6); heartbeats come once a second by default."""
+"""Maximum number of lags kept of one bucket (I6); heartbeats come once a second by default."""
 
 CLOCK_SAMPLES_MAX: Final = 30
 SECOND_US: Final = 1_000_000
@@ -25,7 +25,7 @@ SECOND_US: Final = 1_000_000
 
 @dataclass(slots=True)
 class WorkBucket:
-    """``number``: since the clock began, in `BUCKET_SECONDS`. ``lags``: of own heartbeats, in seconds."""
+    """``number``: time since the clock began, in `BUCKET_SECONDS`. ``lags``: lags of own heartbeats, in seconds."""
 
     number: int
     transactions: int = 0
@@ -81,7 +81,7 @@ class RecentWork:
     # everybody's
 
     def list_buckets(self, now: float) -> list[WorkBucket]:
-        """The last `BUCKETS_MAX` that are over, the oldest first; empty ones where nothing happened."""
+        """The last `BUCKETS_MAX` that are over, the oldest first; idle ones are empty."""
         end = int(now // BUCKET_SECONDS)
         held = {bucket.number: bucket for bucket in list(self._buckets)}
         return [held.get(number) or WorkBucket(number) for number in range(end - BUCKETS_MAX, end)]
@@ -94,7 +94,7 @@ class RecentWork:
         )
 
     def find_clock_difference(self) -> ClockDifference | None:
-        """By all samples together; by the last one where they contradict each other: a clock was set, or drifts."""
+        """By all samples together; by the last one if they contradict each other: a clock was set, or drifts."""
         samples = list(self._clocks)
         if not samples:
             return None
@@ -104,5 +104,5 @@ class RecentWork:
 
 
 def find_quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of them does not exceed; None where there is none."""
+    """The smallest value that at least this share of them does not exceed; None without any."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None

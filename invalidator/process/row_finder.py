@@ -1,9 +1,8 @@
-"""The rows that a transaction's images tell, for objects with ``fill_from_log``.
+"""The rows that a transaction's images hold, for objects with ``fill_from_log``.
 
-A row is told where both images are whole and hold what a client reads, and its key names this shard alone. Any doubt
+A row is used if both images are whole and hold what a client reads, and its key names this shard alone. Any doubt
 about one row leaves out all of the transaction: its keys are invalidated as those of any other object. So is the key
-of a row that takes several items. Called by
-``invalidator.loop.shard``, in the worker's thread.
+of a row that takes several items. Called by ``invalidator.loop.shard``, in the worker's thread.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ Row = Mapping[str, object]
 
 @dataclass(slots=True)
 class RowFinder:
-    """``definitions``: of single rows. ``layouts``: of the shard ``lineage``. ``encode``: as `encode_value`, see
-    `freshness.values.compression.compressing`. ``payload_bytes_max``: of a row that is one item."""
+    """``definitions``: objects that are single rows. ``layouts``: layouts of the shard ``lineage``. ``encode``:
+    `encode_value` or the like, see `freshness.values.compression.compressing`. ``payload_bytes_max``: size of the
+    largest row that is one item, in bytes."""
 
     lineage: str
     definitions: Mapping[str, ObjectDefinition]
@@ -41,7 +41,7 @@ class RowFinder:
             self._by_table.setdefault(str(definition.config.table), []).append(definition)
 
     def find(self, transaction: Transaction) -> Mapping[bytes, LoggedRow]:
-        """For each item the row after the transaction; empty where one of them cannot be told."""
+        """For each item the row after the transaction; empty if one of them is in doubt."""
         rows: dict[bytes, LoggedRow] = {}
         if transaction.raised_tables:
             self.layouts.forget(self.lineage)

@@ -55,13 +55,13 @@ from freshness.stream.heartbeat import parse_token, token_sql
 from freshness.values.codec import decode_value
 
 SAMPLE_MAX: Final = 1024
-"""So many stripes of a node are looked at for its status."""
+"""Maximum number of a node's stripes that its status looks at."""
 
 SHARING_MAX: Final = 0.05
-"""More stripes are advised where a larger share of fills is refused for a neighbour's sake."""
+"""More stripes are advised if a larger share of fills is refused for a neighbour's sake."""
 
 LAGGING_MIN: Final = 0.95
-"""Where the share is larger than this, the server is the problem."""
+"""The server is the problem if the share is larger than this."""
 
 STRIPES_PER_CHANGE: Final = 50
 """Advised stripes for each key that changes while a replica lags: 2 % of the fills are refused then."""
@@ -167,8 +167,8 @@ def _measure_sharing(
 ) -> dict[str, Any]:
     """The share of stripes that hold a change which the server lacks: it is refused a fill of any of their keys.
 
-    With w changed keys a second on a node and a lag of t, that is 1 - exp(-w t / stripes). So the share says what
-    w t is, and how many stripes would be enough. Empty where there is no stripe to ask for.
+    With w changed keys a second on a node and a lag of t, that is 1 - exp(-w t / stripes). So the share says what w t
+    is, and how many stripes would be enough. Empty without stripes to ask for.
     """
     try:
         position = _read_token(keyspace, shard, server).position
@@ -181,7 +181,7 @@ def _measure_sharing(
 
 
 def advise_stripes(share: float, stripes: int) -> str:
-    """The remedy where a ``share`` of the fills is refused for a neighbour's sake; "" where none is needed."""
+    """The remedy if a ``share`` of the fills is refused for a neighbour's sake; "" if none is needed."""
     if share <= SHARING_MAX:
         return ""
     if share > LAGGING_MIN:
@@ -212,7 +212,7 @@ def _read_token(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> Even
 
 @dataclass(frozen=True, slots=True)
 class LocatedKey:
-    """One object of one key, where it is kept. ``policy``: the object as it is in the shard of the key."""
+    """One object of one key, with its node and item. ``policy``: the object as it is in the shard of the key."""
 
     definition: ObjectDefinition
     policy: ObjectPolicy
@@ -223,7 +223,7 @@ class LocatedKey:
 
 
 def find_definition(config: Config, registry: Mapping[str, ObjectDefinition], name: str) -> ObjectDefinition:
-    """The object of a name. Raises `ConfigError` where there is none."""
+    """The object of a name. Raises `ConfigError` if there is none."""
     try:
         return registry[name]
     except KeyError:
@@ -392,7 +392,7 @@ def _find_fills(
 
 
 def _read_row(config: Config, located: LocatedKey) -> Any:
-    """The row, None where there is none; of a list all of its rows."""
+    """The row, None if there is none; all rows of a list."""
     keyspace = config.keyspaces[located.definition.config.keyspace]
     for shard in keyspace.shards:
         if shard.lineage not in located.policy.lineages:

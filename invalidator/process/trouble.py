@@ -1,6 +1,6 @@
-"""Troubles that the log told lately, for the page of the invalidator (``invalidator.process.overview``).
+"""Recent troubles in the log, for the page of the invalidator (``invalidator.process.overview``).
 
-A failure has one line in the log, where it is handled; so the lines of warnings and errors are the list of failures.
+The code that handles a failure logs it in one line; so the lines of warnings and errors are the list of failures.
 This keeps the last of them in memory, equal ones as one with a count. Set up by ``invalidator run``.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from freshness.errors import FreshnessError
 
 TROUBLES_MAX: Final = 50
-"""So many are kept (I6)."""
+"""Maximum number of troubles kept (I6)."""
 
 MESSAGE_CHARACTERS_MAX: Final = 1_000
 
@@ -44,7 +44,7 @@ class RecentTroubles(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._note(record)
-        except Exception:  # noqa: BLE001 - as every handler: a wrong call of the logger is told on stderr
+        except Exception:  # noqa: BLE001 - as every handler: a wrong call of the logger is reported on stderr
             self.handleError(record)
 
     def list(self) -> tuple[Trouble, ...]:
@@ -75,7 +75,7 @@ class RecentTroubles(logging.Handler):
 
 
 def _find_line(record: logging.LogRecord) -> str:
-    """Equal for lines that are told as one: those that differ in numbers such as the pause before the next try."""
+    """Equal for lines that are counted as one: those that differ in numbers such as the pause before the next try."""
     told = (str(each) for each in _list_arguments(record) if not isinstance(each, float))
     return "\n".join((str(record.msg), *told))
 

@@ -66,10 +66,10 @@ class ShardWorker:
     """`run` returns when `stop` was called; anything it cannot handle it raises.
 
     The public fields are for the HTTP service, which reads them from another thread. ``failure``: the last one that
-    is not known to be over; "" where there is none. ``ended_by``: the error that ended it. ``recent``: its work of
-    the last minutes. ``times``: what had been received when, for consumers that begin at a time. ``read_registry``:
-    reads the schema, where the assignment has none. ``since_us``: a time (µs since 1970), from which on every node is
-    sent everything again. ``created_at``: by `running_clock`.
+    is not known to be over; "" if there is none. ``ended_by``: the error that ended it. ``recent``: its work of the
+    last minutes. ``times``: received positions by time, for consumers that begin at a time. ``read_registry``: reads
+    the schema if the assignment has none. ``since_us``: time (µs since 1970) from which on every node is sent
+    everything again. ``created_at``: by `running_clock`.
     """
 
     assignment: Assignment
@@ -92,7 +92,7 @@ class ShardWorker:
 
     def __post_init__(self) -> None:
         self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
-        # When they are asked for: a worker that hangs would not say so by itself
+        # Computed at each scrape: a worker that hangs would not report it
         self.metrics.heartbeat_age_seconds.set_function(self._find_heartbeat_age)
         self.metrics.nodes_closed.set_function(self._count_closed)
 
@@ -103,7 +103,7 @@ class ShardWorker:
 
     @property
     def log_server(self) -> ServerAddress | VtgateAddress | None:
-        """The server whose log is read; None where none is chosen yet."""
+        """The server whose log is read; None if none is chosen yet."""
         shard = self.assignment.shard
         if isinstance(self._source, ReplicaSource):
             return self._source.serving
@@ -277,7 +277,7 @@ class ShardWorker:
                 log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
             require(findings)
             if task.shard.vtgate is not None:
-                return {}  # refused just now; other schemas' names are the tablet's own
+                return {}  # refused above; other schemas' names are the tablet's own
             return find_cascades(connection, primary.database, task.tables)
 
     def _prepare(self, heartbeats: HeartbeatWriter) -> bool:
@@ -298,7 +298,7 @@ class ShardWorker:
 
 
 class MetricsObserver(LoopObserver):
-    """Turns what the loop tells into metrics. ``read_written_at``: when the last heartbeat was written."""
+    """Turns the loop's reports into metrics. ``read_written_at``: returns when the last heartbeat was written."""
 
     def __init__(
         self, worker: ShardWorker, invalidator: ShardInvalidator, read_written_at: Callable[[], float]

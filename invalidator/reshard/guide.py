@@ -37,9 +37,9 @@ _CLOSED: Final = ("closed", "lapsed", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class ReshardStep:
-    """``stage``: the file to put in force, where the step is this program's; else ``todo`` is the operator's.
-    ``find_missing``: what shows that the step is not done. ``needs_word``: that nothing shows that it is; then it
-    counts as done where the file is already of a later stage, or at the operator's word."""
+    """``stage``: the file to put in force if the step is this program's; else ``todo`` is the operator's.
+    ``find_missing``: yields the signs that the step is not done. ``needs_word``: True if no sign shows that it is;
+    then it counts as done if the file is already of a later stage, or at the operator's word."""
 
     name: str
     title: str
@@ -265,7 +265,7 @@ class Guide:
         for name, count in sight.sessions.items():
             yield f"{count} session{'s' if count > 1 else ''} of {name}"
 
-    # -- where it stands, and on ---------------------------------------------------------------------------
+    # -- the current step, and the next --------------------------------------------------------------------
 
     def find_present(self, sight: Sight, *, word: bool = False) -> tuple[ReshardStep | None, list[str]]:
         """The first step that does not show as done, and what is missing; None after the last. ``word``: the operator
@@ -282,11 +282,11 @@ class Guide:
     def do_next(
         self, *, word: bool = False, reload: str = "", wait_seconds: float = 60, tell: Callable[[str], None]
     ) -> ReshardStep | None:
-        """Do the present step, and return it when it shows as done; None where all are.
+        """Do the current step, and return it when it shows as done; None if all are.
 
-        ``reload``: a command that makes every invalidator load the file. Raises `StepRefused` where the step is the
-        operator's, or does not show as done within ``wait_seconds``; what the file and the servers raise. The same
-        again continues.
+        ``reload``: a command that makes every invalidator load the file. Raises `StepRefused` if the step is the
+        operator's, or does not show as done within ``wait_seconds``, and what the file and the servers raise. A
+        repeated call continues.
         """
         sight = take_sight(self.plan, self.path)
         step, missing = self.find_present(sight, word=word)

@@ -1,4 +1,4 @@
-"""The files of a reshard: from that of now and that of the end, those in between, and whether they fit together.
+"""The files of a reshard: makes those in between from the first and the last one, and checks that they fit together.
 
 The configuration goes through four stages (docs/topology.md). The second is the first file with the destinations
 behind it, the third the last file with the sources behind it, each with ``serving = false``. So the operator writes
@@ -32,7 +32,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """``configs`` and ``texts``: the file of each stage; ``given``: where the first and the last one are. ``sources``
+    """``configs`` and ``texts``: the file of each stage; ``given``: paths of the first and the last one. ``sources``
     serve in the first one, ``destinations`` in the last."""
 
     keyspace: str
@@ -56,8 +56,8 @@ class ReshardPlan:
         return _overlapping(destination, self.sources)
 
     def find_stage(self, path: Path) -> Stage:
-        """Which of the files the invalidators' own is, whatever its comments say. Raises `ConfigError` where it is
-        none of them."""
+        """The stage whose file the invalidators' own equals, whatever its comments say. Raises `ConfigError` if it
+        equals none of them."""
         present = replace(load_config(path), path=Path())
         for stage, config in self.configs.items():
             if replace(config, path=Path()) == present:

@@ -1,6 +1,6 @@
 """The visible state of a reshard: the invalidators' file, the records of the nodes, the servers of its shards.
 
-Nothing is kept between two calls: a reshard stands where these show it. Changes nothing.
+Nothing is kept between two calls: these alone show how far a reshard is. Changes nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LOOK_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """``stage``: that of the file. ``nodes``: as `read_nodes` returns them. ``primaries``: by lineage, those of
-    sources and destinations; none behind a vtgate. ``sessions``: of others on the sources' servers, how many by their
-    names; only where the sources are gone from the file."""
+    """``stage``: stage of the file. ``nodes``: result of `read_nodes`. ``primaries``: primaries of sources and
+    destinations, by lineage; none behind a vtgate. ``sessions``: number of others' sessions on the sources' servers,
+    by name; only if the sources are gone from the file."""
 
     stage: Stage
     nodes: Sequence[Mapping[str, Any]]
@@ -41,7 +41,7 @@ class Sight:
 
 
 def take_sight(plan: ReshardPlan, path: Path) -> Sight:
-    """Look at everything now. ``path``: the invalidators' file. Raises `ConfigError` where it is not of the plan; a
+    """Look at everything now. ``path``: the invalidators' file. Raises `ConfigError` if it is not of the plan; a
     server or node that does not answer is a part of the sight."""
     stage = plan.find_stage(path)
     is_asked = plan.flavor != "vitess"

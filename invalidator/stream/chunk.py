@@ -2,8 +2,8 @@
 
 The position before the SELECT is one that it shows (`reading_above`), the one after it holds all that it may have
 shown. Values come in the log's form, so that a row reads the same whether it was changed or read again; a value whose
-form in the log cannot be told is `UNREADABLE`. Called by ``invalidator.stream.refresh``, in a thread of its own.
-Takes no lock and writes nothing.
+form in the log is uncertain is `UNREADABLE`. Called by ``invalidator.stream.refresh``, in a thread of its own. Takes
+no lock and writes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SAME: Final[Convert] = lambda value: value  # noqa: E731
 
 
 class ReadRow(NamedTuple):
-    """``key``: the values of the primary key, as the log has them; ``row``: those of all columns."""
+    """``key``: the values of the primary key, as the log has them; ``row``: the values of all columns."""
 
     key: tuple[object, ...]
     row: Mapping[str, object]
@@ -59,9 +59,9 @@ class ReadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows after ``after``. ``low``: what the server showed before they were read; ``high``: what the primary had
-    executed after that. ``last``: the key to go on after, for `read_chunk`; None where the table ends here.
-    ``columns`` and ``key``: their names; none where there is no such table."""
+    """Rows after ``after``. ``low``: position that the server showed before they were read; ``high``: position that
+    the primary had executed after that. ``last``: key to go on after, for `read_chunk`; None if the table ends here.
+    ``columns`` and ``key``: their names; none if the table is gone."""
 
     low: EventToken
     high: Position
@@ -80,7 +80,7 @@ class LogTable:
     converts: tuple[Convert, ...]
 
     def to_row(self, values: Sequence[Any]) -> ReadRow:
-        """Raises `FormatError` where the key cannot be told."""
+        """Raises `FormatError` if the key is unreadable."""
         row = {
             column.name: None if value is None else convert(value)
             for column, convert, value in zip(self.walked.columns, self.converts, values, strict=True)
@@ -157,7 +157,7 @@ def _to_set(text: str, *, is_exact: bool, has_empty_label: bool) -> object:
 
 
 def find_table(server: ServerAddress, name: str) -> LogTable | None:
-    """The table now; None where there is none. Raises as `make_log_table`, and what `connect` raises."""
+    """The table as it is now; None if there is none. Raises as `make_log_table`, and what `connect` raises."""
     with connected(server, f"reading the columns of {name}") as connection:
         walked = read_walked_table(connection, name)
     return None if walked is None else make_log_table(walked)
@@ -173,8 +173,8 @@ def read_chunk(
     after: list[Any] | None,
     rows: int,
 ) -> Chunk | EventToken:
-    """The next rows of a table, at most so many, after a chunk's ``last``. Where ``is_shown_enough`` says no to the
-    position that the server shows: that position alone.
+    """The next rows of a table, at most ``rows``, after a chunk's ``last``. Only the position that the server shows
+    if ``is_shown_enough`` rejects it.
 
     A table that is gone has no rows. One whose key has other columns than ``after`` is read from its begin. Raises
     `ConfigError` and `FormatError` as `LogTable`, and what `connect` raises.

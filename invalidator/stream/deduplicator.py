@@ -32,7 +32,7 @@ class Deduplicator:
         self._continues = dict(continues or {})
 
     def take(self, message: StreamMessage) -> StreamMessage | None:
-        """The message; None where its transaction was taken before."""
+        """The message; None if its transaction was taken before."""
         if message.is_refresh:
             return message
         lineage = message.token.lineage

@@ -47,9 +47,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LineWriter:
-    """Makes lines of messages. ``resume``: of the last whole transaction; at first, where the stream began. Before
-    the first row of a table, and before the first of another layout, there is a line with its schema.
-    ``heartbeats``: whether invalidators' heartbeats have lines. ``selection``: what is told of each row.
+    """Makes lines of messages. ``resume``: resume text of the last whole transaction; at first, of the stream's
+    start. A line with the schema comes before the first row of a table, and before the first of another layout.
+    ``heartbeats``: True if invalidators' heartbeats have lines. ``selection``: columns in the line of each row.
 
     The last line of a piece is held back until the next piece: only then it is known whether the transaction ends
     there.
@@ -111,7 +111,7 @@ class LineWriter:
         key: tuple[str, ...] | None,
         key_source: KeySource,
     ) -> _Told | None:
-        """The schema of a change; None where its source has none."""
+        """The schema of a change; None if its source has none."""
         source = change.schema
         if source is None:
             return None
@@ -142,7 +142,7 @@ class LineWriter:
     def _change(
         self, message: StreamMessage, change: RowChange, row: int, names: tuple[str, ...] | None, schema: str
     ) -> UpdateLine:
-        # As for invalidation: the row is called by its new key, and by the old one where the image lacks it.
+        # As for invalidation: the row is named by its new key, with old values of columns that the image lacks.
         key = cut_key(change, names)
         line = self._line(message, change.table, change.op, row)
         line.before, line.after = (
@@ -186,7 +186,7 @@ class LineWriter:
 
 
 def cut_lines(lines: list[MadeLine], updates_max: int) -> list[MadeLine]:
-    """The first lines, up to so many updates, of which there is at least one wanted. Schemas do not count."""
+    """The first lines, up to ``updates_max`` updates, which is at least 1. Schemas do not count."""
     left = updates_max
     for place, line in enumerate(lines):
         left -= isinstance(line, UpdateLine)
@@ -197,8 +197,8 @@ def cut_lines(lines: list[MadeLine], updates_max: int) -> list[MadeLine]:
 
 @dataclass(slots=True)
 class _Told:
-    """The layout of a table's latest change. ``source`` and ``source_key``: of what it was made; ``is_told``: whether
-    its line has been made."""
+    """The layout of a table's latest change. ``source`` and ``source_key``: schema and key that it was made from;
+    ``is_told``: True once its line has been made."""
 
     source: TableSchema
     source_key: tuple[str, ...] | None
@@ -219,7 +219,7 @@ def read_json_lines(path: Path) -> Iterator[StreamMessage]:
 
 
 def read_schemas(path: Path) -> Iterator[SchemaLine]:
-    """The schemas that a file tells, in its order. Raises `FormatError` with file and line."""
+    """The schemas in a file, in its order. Raises `FormatError` with file and line."""
 
     def feed(data: bytes) -> list[SchemaLine]:
         line = decode_line(data) if data.strip() else None
@@ -248,7 +248,7 @@ def _read(path: Path, feed: Callable[[bytes], Iterable[Made]]) -> Iterator[Made]
 
 
 class LineReader:
-    """Puts messages together from lines, for each shard by itself. Lines of the other kinds are passed over."""
+    """Puts messages together from lines, for each shard separately. Lines of the other kinds are passed over."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], OpenTransaction] = {}
@@ -260,7 +260,7 @@ class LineReader:
         line = decode_line(data)
         if isinstance(line, ErrorLine):
             log.warning("the recorded stream ended with %s: %s", line.error, line.message)
-        # The rows of a refresh are no changes: there is nothing to play again
+        # The rows of a refresh are not changes: there is nothing to play again
         return self._add(line) if isinstance(line, UpdateLine) and line.op != "refresh" else []
 
     def finish(self, where: str) -> None:

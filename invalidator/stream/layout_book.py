@@ -39,15 +39,15 @@ class LayoutBook:
         return self._known.get(shard, {}).get(table)
 
     def find_key(self, shard: str, change: RowChange) -> tuple[tuple[str, ...] | None, KeySource]:
-        """The names of the primary key's columns when the row was changed, as far as the source tells; else as of
-        now. None where they are not known."""
+        """The names of the primary key's columns when the row was changed, if the source has them; else the current
+        ones. None if they are unknown."""
         if change.schema is not None and change.schema.key is not None:
             return change.schema.key, change.schema.key_source
         layout = self.find(shard, change.table)
         return (None, "unknown") if layout is None else (layout.key, "server")
 
     def require(self, shard: str) -> None:
-        """Read the layouts of a shard now, where they are not known. Raises `SourceUnavailable`."""
+        """Read the layouts of a shard now if they are unknown. Raises `SourceUnavailable`."""
         if shard not in self._known:
             self._known[shard] = self.read(shard)
 
@@ -62,8 +62,8 @@ class LayoutBook:
 
 
 def cut_key(change: RowChange, names: tuple[str, ...] | None) -> dict[str, object] | None:
-    """The primary key of a row: the new one, and the old one where the image lacks it. None where the table has none,
-    or the images do not hold all of it."""
+    """The primary key of a row: the new one, with old values of columns that the image lacks. None if the table has
+    none, or the images do not hold all of it."""
     merged = {**(change.before or {}), **(change.after or {})}
     if not names or any(name not in merged for name in names):
         return None

@@ -17,15 +17,14 @@ from freshness.stream.source import Heartbeat, RowChange, Transaction
 class StreamMessage:
     """One transaction of one shard, or a piece of one that is too large to be held whole.
 
-    ``token``: the transaction's own position. ``resume``: for every lineage of the stream, everything delivered up to
-    and with this message; a piece that is not the last carries the vector from before its transaction.
-    ``first_row``: place in the whole transaction, as the shard's log has it, at which this piece begins.
-    ``row_numbers``: where rows of other key ranges were left out, the place of each change in ``transaction``; else
-    None, and they follow one another from ``first_row`` (`rows`). ``min_timestamp_us``: up to when every shard has
-    delivered, as far as its watermark tells. ``is_aligned``: False where waiting for a slower shard was given up.
-    ``key_range``: what the stream was asked for. ``refresh``: the place of a refresh that is under way, after this
-    message. ``is_refresh``: the message is no transaction but rows that a refresh has read; without ``refresh``, its
-    end.
+    ``token``: the transaction's own position. ``resume``: everything delivered up to and with this message, for every
+    lineage of the stream; a piece that is not the last carries the vector from before its transaction. ``first_row``:
+    place in the whole transaction, as the shard's log has it, at which this piece begins. ``row_numbers``: the place
+    of each change in ``transaction`` if rows of other key ranges were left out; else None, and they follow one
+    another from ``first_row`` (`rows`). ``min_timestamp_us``: time up to which every shard has delivered, as far as
+    its watermark shows. ``is_aligned``: False if waiting for a slower shard was given up. ``key_range``: key range
+    that the stream was asked for. ``refresh``: the place of a refresh that is under way, after this message.
+    ``is_refresh``: the message holds rows that a refresh has read, not a transaction; without ``refresh``, its end.
 
     Pieces of one shard's transaction follow one another, with messages of other shards between them. Pieces without
     a last one are void when the shard's next message begins at row 0.
@@ -59,8 +58,8 @@ class StreamMessage:
 @dataclass(slots=True)
 class OpenTransaction:
     """A transaction that is read back piece by piece. ``head``: a message of it, without its contents. ``rows``: the
-    places of ``changes``; ``raised``: the reason by table. ``last_row``: the latest place; ``taken``: where those end
-    that were handed out."""
+    places of ``changes``; ``raised``: the reason by table. ``last_row``: the latest place; ``taken``: the end of
+    those that were handed out."""
 
     head: StreamMessage
     changes: list[RowChange] = field(default_factory=list)

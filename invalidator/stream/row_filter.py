@@ -15,7 +15,7 @@ from freshness.keys.keyrange import KeyRange
 from freshness.stream.source import RowChange, Transaction
 
 KeyspaceIdFinder: TypeAlias = Callable[[str, Mapping[str, object]], bytes]
-"""Table and row → keyspace id. Raises `FreshnessError`, KeyError, TypeError or ValueError where it cannot be told."""
+"""Table and row → keyspace id. Raises `FreshnessError`, KeyError, TypeError or ValueError if it is unknown."""
 
 REASONS_ADDED_MAX: Final = 10
 """Reasons that `RowFilter` adds to one transaction, or piece."""

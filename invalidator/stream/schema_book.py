@@ -1,4 +1,4 @@
-"""The schemas that consumers of the service were told last, by id: a bounded number, in memory.
+"""The schemas that the service sent last to its consumers, by id: a bounded number, in memory.
 
 Written by the threads of ``invalidator.http.consumers``, read by its route.
 """
@@ -21,7 +21,7 @@ class SchemaBook:
         self._by_id: OrderedDict[str, SchemaLine] = OrderedDict()
 
     def note(self, line: SchemaLine) -> None:
-        """The one that was told the longest ago is forgotten where there are too many."""
+        """The one that was sent the longest ago is forgotten if there are too many."""
         with self._lock:
             self._by_id[line.id] = line
             self._by_id.move_to_end(line.id)

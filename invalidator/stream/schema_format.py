@@ -31,7 +31,7 @@ _DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 
 
 def format_schema(line: SchemaLine, form: SchemaFormat) -> Document:
-    """The document, ready for JSON; "line": as the stream tells it."""
+    """The document, ready for JSON; "line": as the stream sends it."""
     if form == "line":
         document: Document = json.loads(encode_line(line))
         return document
@@ -89,7 +89,7 @@ def _text_forms(column: TableColumn) -> list[Document]:
 def _enum_forms(column: TableColumn) -> list[Document]:
     if column.labels is None:
         return [{"type": "string"}, _BYTES]
-    return [{"enum": ["", *column.labels]}]  # "": what the server stores for a value that is no label
+    return [{"enum": ["", *column.labels]}]  # "": what the server stores for a value that is not a label
 
 
 def _set_forms(column: TableColumn) -> list[Document]:
@@ -98,7 +98,7 @@ def _set_forms(column: TableColumn) -> list[Document]:
 
 
 def _decimal_forms(column: TableColumn) -> list[Document]:
-    # Python's text of a Decimal has an exponent where it is small: 0E-10
+    # Python's text of a Decimal has an exponent if it is small: 0E-10
     return [_form("$decimal", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"})]
 
 
@@ -161,7 +161,7 @@ def make_avro_schema(line: SchemaLine) -> Document:
     }
     for column in line.columns:
         branches: list[Any] = [_avro_type(column), other]
-        other = _OTHER  # a type is defined where it is named first
+        other = _OTHER  # a type is defined at its first mention
         if column.nullable:
             branches.insert(0, "null")
         name = _find_name(column.name, names)

@@ -31,7 +31,7 @@ class Selection:
     ``hidden``: such names, which are left out whatever is asked for. ``images``: "keys" leaves the primary key alone
     in both images, and whole rows of a table without one.
 
-    The key of a row is always told, but where one of its columns is hidden.
+    The key of a row is always sent, unless one of its columns is hidden.
     """
 
     columns: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Selection:
         object.__setattr__(self, "_is_shown", lru_cache(lambda *name: shown(*name) and not hidden(*name)))
 
     def cut_image(self, table: str, image: Row | None, key: Iterable[str]) -> Row | None:
-        """``key``: the names of the primary key's columns, none where there is none or it is not known."""
+        """``key``: the names of the primary key's columns, empty if there is none or it is unknown."""
         if image is None or not (self.columns or self.hidden or self.images == "keys"):
             return image
         names = frozenset(key)
@@ -62,7 +62,7 @@ class Selection:
         return key
 
     def cut_schema(self, table: str, schema: TableSchema) -> TableSchema:
-        """Without hidden columns. The others are told whichever are asked for: a layout has one id."""
+        """The schema without hidden columns. It has all others, whichever are asked for: a layout has one id."""
         if not self.hidden:
             return schema
         columns = tuple(column for column in schema.columns if not self._is_hidden(table, column.name))

@@ -1,10 +1,10 @@
 """Alignment in time of the shards of one update stream: which shard's next message has to wait, and how long.
 
 A message waits while its time is more than the limit after the earliest time of any live shard. The time of a shard
-is that of its next message where one is there, else its watermark, which its heartbeats move while nothing else
-happens. So the earliest shard never waits, a verdict holds only for the moment (nothing remembers who was slow),
-and a shard that left counts no more. Waiting is bounded twice: a shard that says nothing for ``silence_seconds``
-holds nobody, and nobody is held for longer than ``hold_seconds``; what goes on then is told to be unaligned.
+is that of its next message if one is there, else its watermark, which its heartbeats move while nothing else happens.
+So the earliest shard never waits, a verdict holds only for the moment (nothing remembers who was slow), and a shard
+that left counts no more. Waiting is bounded twice: a shard that says nothing for ``silence_seconds`` holds nobody,
+and nobody is held for longer than ``hold_seconds``; what goes on then is marked as unaligned.
 
 Times are the log's (start of a statement on MariaDB; F3): good for aligning streams to seconds, never for order or
 freshness. Pure: clocks are given, and nothing here waits. Called by ``invalidator.stream.update_stream``; the
@@ -113,7 +113,7 @@ class Alignment:
         return AlignmentVerdict.UNALIGNED if shard.is_given_up else AlignmentVerdict.HOLD
 
     def watermark_of(self, name: str) -> int:
-        """Up to where this shard has delivered."""
+        """The time up to which this shard has delivered."""
         return self._shards[name].watermark_us
 
     def find_silent(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a merged stream begins or goes on: the start that a consumer asks for, as the position of each shard.
+"""The start of a merged stream, new or resumed: the one that a consumer asks for, as the position of each shard.
 
 A shard whose lineage is not in a resume vector goes on from those that it continues (GTIDs kept), or else
 from a time: the least of the vector, less a margin; that repeats and never skips. No I/O: times are looked up by
@@ -20,7 +20,7 @@ from freshness.position.token import EventToken
 from freshness.stream.resume import TEXT_PREFIX, Moment, ResumeVector, parse_moment
 
 Start: TypeAlias = Literal["now"] | Moment | Mapping[str, Position]
-"""Where a stream begins: at the head of each primary, at a time (µs since 1970), after an event, after everything
+"""The start of a stream: at the head of each primary, at a time (µs since 1970), after an event, after everything
 that a vector has, or at a position for each lineage."""
 
 
@@ -55,9 +55,9 @@ def parse_past(text: str, *, now_us: int, rewind_seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardStart:
-    """Where one shard begins. Without a position: at the time, or without one at the head.
+    """The start of one shard. Without a position: at the time, or without one at the head.
 
-    ``epoch``: of the history that the position was taken from; None where that is not known.
+    ``epoch``: epoch of the history that the position was taken from; None if that is unknown.
     """
 
     position: Position | None = None
@@ -66,7 +66,7 @@ class ShardStart:
 
 
 def plan_start(start: Start, shard: Shard, flavor: str, keyspace: str, key_range: KeyRange) -> ShardStart:
-    """Where the shard begins. Raises `ConfigError` where the start speaks of something else."""
+    """The start of the shard. Raises `ConfigError` if ``start`` does not fit it."""
     if start == "now":
         return ShardStart()
     if isinstance(start, int):

@@ -40,9 +40,9 @@ def open_channel(address: VtgateAddress) -> Any:
 
 
 def wait_connected(channel: Any, address: VtgateAddress) -> bool:
-    """Whether it is connected; False as soon as the first try has failed: then a call tells why.
+    """Whether it is connected; False as soon as the first try has failed: then a call raises the reason.
 
-    Raises `SourceUnavailable` where nothing answers within the address's ``connect_seconds``.
+    Raises `SourceUnavailable` if nothing answers within the address's ``connect_seconds``.
     """
     states: queue.SimpleQueue[Any] = queue.SimpleQueue()
     channel.subscribe(states.put, try_to_connect=True)

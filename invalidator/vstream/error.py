@@ -59,8 +59,8 @@ class ColumnsUnfit(SourceUnavailable):
 
 
 class NoTablet(SourceUnavailable):
-    """No tablet streams from the position. vtgate leaves out those that lack it, and those that have purged it.
-    Where one or two tablets are all that a shard has, it says no more than this, after 90 s of heartbeats."""
+    """No tablet streams from the position. vtgate leaves out those that lack it, and those that have purged it. It
+    says no more than this, after 90 s of heartbeats, if one or two tablets are all that a shard has."""
 
 
 def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:

@@ -1,4 +1,4 @@
-"""A reshard as VStream tells it: the journal's hand-over from old shards to new ones.
+"""A reshard as VStream reports it: the journal's hand-over from old shards to new ones.
 
 Raised by ``invalidator.vstream.source`` when everything before it was delivered; handled by the owner of the
 topology.
@@ -16,9 +16,9 @@ from freshness.position import Position
 class ShardsMoved(FreshnessError):
     """The stream's shards ``old`` are at their end: from here on writes go to the shards of ``new``.
 
-    Open the stream of each new shard at the position given with it; it continues where the old ones ended, in the
-    lineage of the new shard. The journal's own transaction is not delivered: a stream that is opened again from
-    what was delivered meets the journal again. ``journal_id`` is the same for every participant.
+    Open the stream of each new shard at the position given with it; it continues at the end of the old ones, in the
+    lineage of the new shard. The journal's own transaction is not delivered: a stream that is opened again from what
+    was delivered meets the journal again. ``journal_id`` is the same for every participant.
     """
 
     exit_code = 4

@@ -1,7 +1,7 @@
 """The source of a shard of Vitess, for those to whom Vitess is one of several databases.
 
-grpcio and protobuf are an extra, so ``invalidator.vstream.source`` is imported where a keyspace of Vitess is
-configured only. Called by the invalidator's workers and the merged stream.
+grpcio and protobuf are an extra, so ``invalidator.vstream.source`` is imported only if a keyspace of Vitess is
+configured. Called by the invalidator's workers and the merged stream.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def make_source(
     shard: Shard, tables: Mapping[str, Iterable[str]] | MatchedTables, **options: Any
 ) -> VStreamSource:
-    """A source that is not open yet. ``tables``, ``options``: as `VStreamSource` takes them.
+    """A source that is not open yet. ``tables``, ``options``: arguments of `VStreamSource`.
 
-    Raises `ConfigError` where grpcio is missing.
+    Raises `ConfigError` if grpcio is missing.
     """
     try:
         from invalidator.vstream.source import VStreamSource

@@ -15,7 +15,7 @@ _PREFIX: Final = "MySQL56/"
 
 
 def parse_gtid(text: str, what: str) -> MysqlGtidSet:
-    """Raises `StreamStopped` where it is no MySQL GTID set: Vitess on MariaDB, or without GTIDs (``FilePos/…``)."""
+    """Raises `StreamStopped` if it is not a MySQL GTID set: Vitess on MariaDB, or without GTIDs (``FilePos/…``)."""
     try:
         return MysqlGtidSet.parse(text)
     except FormatError as error:
@@ -37,7 +37,7 @@ def format_gtid(position: Position) -> str:
 
 
 class ShardProgress:
-    """Where a shard is, told by texts that differ a little each time: only what differs is read.
+    """The position of a shard, from texts that differ a little each time: only the differences are read.
 
     A position may have thousands of intervals, and vtgate sends it with every transaction.
     """
@@ -47,9 +47,9 @@ class ShardProgress:
         self._parts = _split(str(start)) or frozenset()
 
     def find_added(self, text: str, what: str) -> MysqlGtidSet | None:
-        """The part of the position in ``text`` that this one lacks; None where it lacks some of this one.
+        """The part of the position in ``text`` that this one lacks; None if it lacks some of this one.
 
-        Raises `StreamStopped` where it is no MySQL GTID set.
+        Raises `StreamStopped` if it is not a MySQL GTID set.
         """
         parts = _split(text)
         if parts is not None:
@@ -67,7 +67,7 @@ class ShardProgress:
 
 
 def _split(text: str) -> frozenset[str] | None:
-    """Each interval with its source, as text. None where it is not of the plain form that Vitess writes."""
+    """Each interval with its source, as text. None if it is not of the plain form that Vitess writes."""
     parts = []
     for item in filter(None, text.removeprefix(_PREFIX).split(",")):
         source, *intervals = item.split(":")

@@ -112,7 +112,7 @@ class VStreamReader:
                     for done in self._splitter.add(event):
                         if not self.mailbox.put([done]):
                             return
-                self.heard_at = time.monotonic()  # not before: waiting for room in the mailbox is no silence
+                self.heard_at = time.monotonic()  # not before: waiting for room in the mailbox is not silence
                 if any(event.type != pb.HEARTBEAT for event in response.events):
                     self.event_at = self.heard_at
             raise ended(self._address)

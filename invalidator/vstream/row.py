@@ -74,7 +74,7 @@ def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowCh
         for name in _find_absent(fields.names, change.data_columns):
             del after[name]  # its length of -1 is no NULL
             if before is not None and before[name] is None:
-                del before[name]  # NULL, or missing there, too: it cannot be told
+                del before[name]  # NULL, or missing there, too: which one is unknown
         if any(change.json_partial_values.cols):
             # Instructions for the previous document, not a document.
             after.update(dict.fromkeys(fields.json_names & after.keys(), UNREADABLE))

@@ -1,7 +1,7 @@
-"""The schema of a table as a FIELD event tells it. Called by ``invalidator.vstream.row``. No I/O.
+"""The schema of a table, from a FIELD event. Called by ``invalidator.vstream.row``. No I/O.
 
-vttablet announces names, types and flags of the schema that it has for that place in the log, and declarations of now
-(docs/vitess.md). So a declaration counts only where the type does not say the same.
+vttablet announces names, types and flags of the schema that it has for that place in the log, and current
+declarations (docs/vitess.md). So a declaration counts only if the type does not say the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEMPORAL: Final = frozenset(("time", "datetime", "timestamp"))
 
 
 def describe_fields(fields: Iterable[pb.Field]) -> TableSchema:
-    """The key is in the order of the columns: the event has no other. It is told where any column has its flag."""
+    """The key is in the order of the columns: the event has no other. It is known if any column has its flag."""
     fields = list(fields)
     key = tuple(field.name for field in fields if field.flags & _PRIMARY_KEY)
     columns = tuple(map(_describe, fields))

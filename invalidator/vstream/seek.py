@@ -1,9 +1,9 @@
-"""Where a shard's VStream must begin to bring every transaction that was committed at or after a point in time.
+"""The start of a shard's VStream that brings every transaction committed at or after a point in time.
 
-vtgate tells no log files, and the times that it tells are of statements. Heartbeats are exact: a process writes one
-after the one before was committed. So everything up to a heartbeat was committed before the same process wrote its
-next one, and that one bears its time. `find_position` reads the shard's log through vtgate for heartbeats alone. It
-errs to the early side, as ``invalidator.binlog.seek`` does. Called by the merged stream.
+vtgate names no log files, and its times are those of statements. Heartbeats are exact: a process writes one after the
+one before was committed. So everything up to a heartbeat was committed before the same process wrote its next one,
+and that one bears its time. `find_position` reads the shard's log through vtgate for heartbeats alone. It errs to the
+early side, as ``invalidator.binlog.seek`` does. Called by the merged stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARGIN_SECONDS: Final = 60.0
 written, by as long as a lock is waited for (50 s by default)."""
 
 READ_THROUGH: Final = 20_000
-"""So many transactions are read one after the other."""
+"""Number of transactions that are read one after the other."""
 
 POLL_SECONDS: Final = 1.0
 TRANSACTIONS_PER_POLL: Final = 1_000
@@ -35,9 +35,9 @@ def find_position(shard: Shard, timestamp_us: int, *, margin_seconds: float = MA
     """A position from which every transaction committed at or after ``timestamp_us`` (µs since 1970, by the clocks of
     the invalidators) is streamed.
 
-    Where nothing was purged and no heartbeat is from before the time, it is the begin of the log: a shard that was
-    just made by a reshard has no heartbeats yet. Raises `HistoryPurged` where no heartbeat in the log shows that it
-    begins before the time, and what a source raises.
+    It is the begin of the log if nothing was purged and no heartbeat is from before the time: a shard that a reshard
+    has just made has no heartbeats yet. Raises `HistoryPurged` if no heartbeat in the log shows that it begins before
+    the time, and what a source raises.
     """
     purged, head = _read_ends(shard)
     cut_us = timestamp_us - round(margin_seconds * 1_000_000)
@@ -56,10 +56,10 @@ def find_position(shard: Shard, timestamp_us: int, *, margin_seconds: float = MA
 
 
 def search_log(source: Source, oldest: Position, head: Position, cut_us: int) -> Position | None:
-    """The latest position between these two that is known to be from before the cut. None where none is known to be.
+    """The latest position between these two that is known to be from before the cut. None if none is known to be.
 
     As long as one server wrote the log, its numbers are halved, with a look at a few transactions each time; the last
-    `READ_THROUGH` of them are read, or all where several servers wrote.
+    `READ_THROUGH` of them are read, or all if several servers wrote.
     """
     found, start, end = None, oldest, head
     while (middle := find_middle(start, end)) is not None:
@@ -72,7 +72,7 @@ def search_log(source: Source, oldest: Position, head: Position, cut_us: int) ->
 
 
 def find_middle(start: Position, end: Position) -> Position | None:
-    """Half way between two positions of one log. None where that is not known, or few transactions lie between."""
+    """Half way between two positions of one log. None if that is unknown, or few transactions lie between."""
     intervals = end.subtract(start).intervals()
     spans = [(source, *span) for source, parts in intervals.items() for span in parts]
     if len(spans) != 1:

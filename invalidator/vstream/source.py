@@ -2,11 +2,11 @@
 
 `VStream` follows any shards of a keyspace from a vector of positions, `VStreamSource` one of them, as the role
 `freshness.stream.source.Source`. A thread receives and decodes while the caller applies; between them is a bounded
-mailbox, so that a slow caller slows vtgate and nothing piles up here. Neither reconnects by itself: after an error
-the caller opens it again from what was acknowledged (F14); vtgate repeats what it is not sure of.
+mailbox, so that a slow caller slows vtgate and nothing piles up here. Neither reconnects automatically: after an
+error the caller opens it again from what was acknowledged (F14); vtgate repeats what it is not sure of.
 
-vtgate's own heartbeats only show that vtgate lives; they are no watermark. Copies of tables are never asked for.
-Needs the extra ``[vitess]`` (grpcio, protobuf), so it is imported where a keyspace of Vitess is configured only.
+vtgate's own heartbeats only show that vtgate lives; they are not a watermark. Copies of tables are never asked for.
+Needs the extra ``[vitess]`` (grpcio, protobuf), so it is imported only if a keyspace of Vitess is configured.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class VStream:
         self._reader.start()
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[ShardTransaction]:
-        """As `Source.poll`. Raises `ShardsMoved` too, where the shards were replaced by others."""
+        """As `Source.poll`. Raises `ShardsMoved` too, if the shards were replaced by others."""
         reader = self._reader
         if reader is None:
             raise SourceUnavailable(f"the stream of {self._address} is not open")
@@ -234,10 +234,10 @@ class VStream:
 
 
 class VStreamSource:
-    """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`.
+    """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: options of `VStream`.
 
-    ``read_purged``: what a tablet has in no log any more. It is asked where two streams in a row bring nothing: at
-    first vtgate may only be looking for a tablet, and one made from a backup has purged more than others.
+    ``read_purged``: reads the position that a tablet has purged. It is called if two streams in a row bring nothing:
+    at first vtgate may only be looking for a tablet, and one made from a backup has purged more than others.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class VStreamSource:
         self._stream.close()
 
     def find_current(self, timeout_seconds: float = CURRENT_SECONDS) -> Position:
-        """Where the shard is now, to start there. Raises as `VStream.find_current`."""
+        """The shard's current position, to start there. Raises as `VStream.find_current`."""
         current = self._stream.find_current(timeout_seconds)
         if self._shard not in current:
             raise SourceUnsuitable(

@@ -1,9 +1,9 @@
 """From the events of one shard of a VStream to whole transactions, each with the position that it added.
 
-The shape is BEGIN, FIELD and ROW events, VGTID, COMMIT; or VGTID, then DDL or OTHER. A part that stands where it
-cannot be understood stops the stream; rows that cannot be read raise their table. Nothing is delivered before its
-COMMIT, so that a transaction which vtgate breaks off and begins again is delivered once. Holds no connection.
-Called by ``invalidator.vstream.source``.
+The shape is BEGIN, FIELD and ROW events, VGTID, COMMIT; or VGTID, then DDL or OTHER. A part that is out of place
+stops the stream; rows that cannot be read raise their table. Nothing is delivered before its COMMIT, so that a
+transaction which vtgate breaks off and begins again is delivered once. Holds no connection. Called by
+``invalidator.vstream.source``.
 """
 
 from __future__ import annotations

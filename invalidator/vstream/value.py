@@ -101,7 +101,7 @@ def find_decoder(field: pb.Field, *, has_labels: bool) -> Decoder:
 
 
 def find_shape(field: pb.Field) -> Shape:
-    """How a client reads the column: as `invalidator.binlog.rows.image.find_shapes` tells of a binlog's."""
+    """How a client reads the column: as `invalidator.binlog.rows.image.find_shapes` does for a binlog's."""
     kind = _kind_of(field)
     if kind in _SAME:
         return Shape("same")
@@ -138,7 +138,7 @@ def _choose(field: pb.Field, has_labels: bool) -> Decoder:
     if known is not None:
         return known
     if kind in _TEXTS or kind in _BLOBS:
-        # Vitess tells text with a binary collation (utf8mb4_bin) from bytes by the collation alone.
+        # Vitess distinguishes text with a binary collation (utf8mb4_bin) from bytes by the collation alone.
         return _text_decoder(field.charset)
     if kind == BINARY and field.charset == BINARY_COLLATION:
         return lambda data: data.ljust(field.column_length, b"\0")
@@ -228,7 +228,7 @@ def _text_decoder(collation: int) -> Decoder:
 
 
 def read_labels(column_type: str) -> list[str]:
-    """The labels of ``enum('a','b')``; empty where they cannot be read."""
+    """The labels of ``enum('a','b')``; empty if they cannot be read."""
     match = _LABELS.fullmatch(column_type.strip())
     labels: list[str] = []
     place = 0
