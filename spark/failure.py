@@ -23,7 +23,7 @@ _NAMED = re.compile(r"^\s*(?:freshness\.errors\.)(\w+): (.*)$", re.MULTILINE)
 
 
 def find_failure(error: BaseException) -> FreshnessError | None:
-    """The error of ours that is behind one of Spark's; None where there is none."""
+    """The error of ours that is behind one of Spark's; None if there is none."""
     if isinstance(error, FreshnessError):
         return error
     found = _NAMED.findall(str(error))
@@ -35,7 +35,7 @@ def find_failure(error: BaseException) -> FreshnessError | None:
 
 
 def tell_failure(error: Exception) -> int:
-    """Write what went wrong to standard error; the exit code. Raises ``error`` again where it is none of ours."""
+    """Write what went wrong to standard error; the exit code. Raises ``error`` again if it is not one of ours."""
     failure = find_failure(error)
     if failure is None:
         raise error

@@ -28,7 +28,8 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """``name``: for `open_folder` in any process, and for people. ``path``: the same folder in ``filesystem``."""
+    """``name``: name for `open_folder` in any process, and for people. ``path``: the same folder in
+    ``filesystem``."""
 
     name: str
     filesystem: fs.FileSystem

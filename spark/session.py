@@ -1,7 +1,7 @@
 """Opens the Spark session of a job. Called by the thin mains and by the tests, once per process.
 
 A local session that a job opens itself listens on loopback alone and has no web page: a job of minutes needs neither
-network nor page. Under spark-submit everything is as spark-submit was told.
+network nor page. Under spark-submit all settings are those of spark-submit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -X
 """Compiled once and quickly. The first option alone leaves 48 MB for code; once that is full Java only interprets.
 Blobs of megabytes cost the usual collector, G1, a tenth of the CPU of Java."""
 ROWS_PER_BATCH_MAX: Final = 200
-"""Rows that Spark hands to Python at once, where spark-submit was told nothing. A value can have a megabyte."""
+"""Rows that Spark hands to Python at once, unless spark-submit sets another number. A value can have a megabyte."""
 
 _BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _OF_THIS_MACHINE: Final = {
@@ -54,7 +54,7 @@ def open_session(
 ) -> SparkSession:
     """The session, on ``master``, else on that of spark-submit, else on this machine.
 
-    Raises `ConfigError` where there is no Java.
+    Raises `ConfigError` if Java is missing.
     """
     is_submitted = _SUBMITTED in os.environ
     chosen = master or (None if is_submitted else LOCAL_MASTER)
@@ -92,7 +92,7 @@ def using_session(
 def require_encryption(session: SparkSession, servers: Iterable[ServerAddress | NodeLogin]) -> None:
     """Closures carry how to log in to ``servers``, and Spark writes closures to sockets and to disks.
 
-    Raises `ConfigError` where one has a password, and not only the place of one, and the session is of a cluster that
+    Raises `ConfigError` if one has a password, and not only the place of one, and the session is of a cluster that
     encrypts neither.
     """
     conf = session.conf

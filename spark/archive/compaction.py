@@ -75,7 +75,7 @@ class Checked:
 
 
 def merge_folder(archive: str, folder: str) -> Merged:
-    """Merge the files of one folder, where there are several. Raises `FormatError`.
+    """Merge the files of one folder, if there are several. Raises `FormatError`.
 
     Several attempts may run at once, on executors that do not know each other: each makes the same file.
     """
@@ -236,7 +236,7 @@ def _find_problem(file: ArchiveFile, ordinals: Sequence[int]) -> str:
 
 
 def check_borders(files: Iterable[tuple[ArchiveFile, Checked]]) -> list[Checked]:
-    """Problems between whole files: the next one must begin where one ends, in ordinals and in positions."""
+    """Problems between whole files: each must begin at the end of the previous one, in ordinals and in positions."""
     problems = []
     for (previous, checked), (file, found) in pairwise(files):
         if (previous.keyspace, previous.lineage_hash) != (file.keyspace, file.lineage_hash):
@@ -256,7 +256,7 @@ def check_borders(files: Iterable[tuple[ArchiveFile, Checked]]) -> list[Checked]
 
 
 def list_local(archive: str) -> list[Path]:
-    """All files, also those that were merged. Raises `ConfigError` for none, and for what is no local folder."""
+    """All files, also those that were merged. Raises `ConfigError` for none, and for a folder that is not local."""
     paths = sorted(open_local(archive).rglob("changes-*.parquet"))
     if not paths:
         raise ConfigError(
@@ -342,7 +342,7 @@ def compact(
     grace_seconds: float = GRACE_SECONDS,
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
-    """Check, merge, delete. Nothing is merged or deleted where the check finds something."""
+    """Check, merge, delete. Nothing is merged or deleted if the check finds a problem."""
     folder = open_local(archive)
     with lock_folder(folder, ".merging.lock", "merged"):
         return _compact(session, str(folder), keep_days, grace_seconds, clock)

@@ -1,6 +1,6 @@
 """The engine of an audit: one process, or Spark.
 
-Spark is imported only where it is used: a history that fits one machine needs neither Spark nor Java.
+Spark is imported only if it is used: a history that fits one machine needs neither Spark nor Java.
 """
 
 from __future__ import annotations

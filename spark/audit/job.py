@@ -77,7 +77,8 @@ FINDINGS_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result. ``violations`` as `VIOLATION`. ``carry``: what can be saved for the next audit until `close`."""
+    """The result. ``violations`` as `VIOLATION`. ``carry``: state that can be saved for the next audit until
+    `close`."""
 
     summary: Summary
     violations: pyarrow.Table
@@ -134,7 +135,8 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class JudgeStep:
-    """A step for each piece: ``findings``, ``pending``, one ``tally``. ``context``: of items in several pieces."""
+    """A step for each piece: ``findings``, ``pending``, one ``tally``. ``context``: context of items in several
+    pieces."""
 
     rules: Rules
     known: Knowledge

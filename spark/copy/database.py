@@ -108,7 +108,7 @@ class DatabaseTarget:
         made = self._read_made()
         for name in tables if state is None else state.tables:
             table = TableState() if state is None else state.tables[name]
-            # A comment tells which dump a table is, also under the name that readers know
+            # A table's comment names its dump, also under the name that readers know
             if name in made and made[name] not in {table.folder, table.published} - {""}:
                 raise ConfigError(
                     f"{self} has a table {name} that is not of this copy",

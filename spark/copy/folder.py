@@ -43,7 +43,7 @@ _PROBE_ROW: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FolderTarget:
-    """``out``: the folder; ``file_format``: what Spark writes there."""
+    """``out``: the folder; ``file_format``: format in which Spark writes there."""
 
     session: SparkSession
     out: Path
@@ -92,7 +92,7 @@ class FolderTarget:
 
 
 def require_format(session: SparkSession, out: Path, file_format: str) -> None:
-    """Write a row into a folder, read it back, and compare. Raises `ConfigError` where that does not go.
+    """Write a row into a folder, read it back, and compare. Raises `ConfigError` if that fails.
 
     A format without its package, or with one that is made for another Spark, one that writes elsewhere than to a
     folder (jdbc, kafka), and one that keeps no types (csv, json) are found out before the first row is read.

@@ -7,8 +7,8 @@ row that did not change is in the dump as it was at B. So the dump with the stre
 position from H on, and it is not published before that. A published copy only moves forward.
 
 Positions alone decide what was applied: each run follows the stream from the copy's own position, and a change that
-the position contains is passed over. `spark.copy.target` is where the copy is kept, `spark.copy.table` reads the
-rows. Called by ``spark.copy``'s main.
+the position contains is passed over. `spark.copy.target` keeps the copy, `spark.copy.table` reads the rows. Called by
+``spark.copy``'s main.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ROUNDS_MAX: Final = 100
 
 
 def bound_range(rows_per_range: int, rows_per_second: float | None, tasks: int) -> int:
-    """Rows of a range of Vitess, of which so many tasks read at once at the rate of the dump."""
+    """Rows of a range of Vitess, if ``tasks`` ranges are read at once at the rate of the dump."""
     if rows_per_second is None:
         return rows_per_range
     return max(1, min(rows_per_range, int(TABLET_SECONDS * rows_per_second / tasks)))
@@ -90,7 +90,7 @@ def read_head(keyspace: Keyspace, shard: Shard) -> Position:
 @dataclass(slots=True)
 class Snapshot:
     """One run. ``source``: options of the update stream. ``is_from_replica``: rows are read from the first replica of
-    each shard, in place of the primary; ``rows_per_second``: of one dump, at most, None for no bound."""
+    each shard, in place of the primary; ``rows_per_second``: most rows of one dump in a second, None for no bound."""
 
     session: SparkSession
     keyspace: Keyspace
@@ -106,8 +106,8 @@ class Snapshot:
     sleep: Callable[[float], None] = time.sleep
 
     def run(self) -> CopyState:
-        """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`;
-        `ConfigError` where another run writes to the target."""
+        """Run until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`;
+        `ConfigError` if another run writes to the target."""
         with self.target.opened():
             return self._run()
 
@@ -156,7 +156,7 @@ class Snapshot:
         return state
 
     def _find_previous(self, serving: Collection[str]) -> dict[str, str]:
-        """By lineage the end of what an archive has of other shards than ``serving``: those from before a reshard."""
+        """By lineage, the end of what an archive has of shards that are not in ``serving``, from before a reshard."""
         path = self.source.get("path")
         if path is None:
             return {}
@@ -221,7 +221,7 @@ class Snapshot:
 
     def _follow(self, state: CopyState) -> None:
         """Apply what the stream has by now, and publish what is exact. Spark's own checkpoint is for this run alone:
-        where the next one begins, the copy's position says."""
+        the next one begins at the copy's position."""
         updatestream.register(self.session)
         since = [
             str(

@@ -27,10 +27,10 @@ ANEW: Final = "begin anew in another folder or database"
 
 def advance(applied: Mapping[str, Position], marks: Iterable[tuple[str, str, str]]) -> Mapping[str, Position]:
     """The position by lineage once a micro-batch is applied. ``marks``: (lineage, op, gtid) of its ``begin`` and
-    ``empty`` rows, which say from where to where its pieces go.
+    ``empty`` rows, the bounds of its pieces.
 
     Positions decide what was applied, never the number of a micro-batch. Each piece must begin in what was applied,
-    or where another piece of the batch ends. Raises `HistoryPurged` for a gap, `ConfigError` for another lineage.
+    or at the end of another piece of the batch. Raises `HistoryPurged` for a gap, `ConfigError` for another lineage.
     """
     told = list(marks)
     position = dict(applied)
@@ -68,8 +68,8 @@ def drop_applied(rows: DataFrame, flavor: str, applied: Mapping[str, str]) -> Da
 
 
 def tell_changes(rows: DataFrame, layout: CopyTable) -> DataFrame:
-    """Rows of the update stream, of `ROW_OPERATIONS` and one table, as `CopyTable.to_changes` tells them: columns of
-    `CopyTable.change_schema`."""
+    """Rows of the update stream, of `ROW_OPERATIONS` and one table, as `CopyTable.to_changes` decodes them: columns
+    of `CopyTable.change_schema`."""
     arrow = to_arrow_schema(layout.change_schema())
 
     def tell(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

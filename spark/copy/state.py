@@ -29,7 +29,7 @@ GENERATIONS_KEPT: Final = 2
 
 @dataclass(slots=True)
 class TableState:
-    """``folder``: what is made, as the target names it; ``published``: what readers get, "" for nothing yet.
+    """``folder``: dump being made, as the target names it; ``published``: dump that readers get, "" for none yet.
     ``until``: by lineage, the head after the dump, before which it is not published. ``needs_dump``: not dumped yet,
     or changed as a whole. ``layout``: the columns of the dump, as `spark.copy.table.CopyTable.to_json` gives them."""
 
@@ -90,7 +90,7 @@ def encode_state(state: CopyState) -> str:
 
 
 def read_state(out: Path) -> CopyState | None:
-    """None where there is none yet. Raises `FormatError`."""
+    """None if there is none yet. Raises `FormatError`."""
     path = out / STATE
     try:
         return decode_state(path.read_text(), str(path))
@@ -111,13 +111,13 @@ def write_state(out: Path, state: CopyState) -> None:
 
 
 def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = PARQUET) -> DataFrame:
-    """The published copy of a table. Raises `ConfigError` where there is none."""
+    """The published copy of a table. Raises `ConfigError` if there is none."""
     published = find_published(Path(out), table).tables[table].published
     return session.read.format(file_format).load(str(Path(out) / published)).drop(KEY)
 
 
 def find_published(out: Path, table: str) -> CopyState:
-    """The state of a copy that has published the table. Raises `ConfigError` where there is none."""
+    """The state of a copy that has published the table. Raises `ConfigError` if there is none."""
     state = read_state(out)
     if state is None or table not in state.tables or not state.tables[table].published:
         raise ConfigError(
@@ -127,8 +127,8 @@ def find_published(out: Path, table: str) -> CopyState:
 
 
 def require_kept(out: Path, published: str) -> None:
-    """Raises `SourceUnavailable` where a generation of a table may have been removed while it was read: so many newer
-    ones are there. ``published``: its folder, as the state names it."""
+    """Raises `SourceUnavailable` if a generation of a table may have been removed while it was read, because there
+    are too many newer ones. ``published``: its folder, as the state names it."""
     folder = out / published
     newer = [path for path in folder.parent.glob("0*") if path.name > folder.name]
     if len(newer) >= GENERATIONS_KEPT or not folder.is_dir():

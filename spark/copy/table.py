@@ -68,7 +68,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class CopyColumn:
-    """``length``: of a BINARY(n), whose zero bytes at the end the log leaves out; else 0."""
+    """``length``: length of a BINARY(n), whose zero bytes at the end the log leaves out; else 0."""
 
     name: str
     type: DataType
@@ -77,7 +77,7 @@ class CopyColumn:
     def to_cell(self, value: Any) -> Any:
         """A value as PyMySQL or the log gives it, as the copy holds it. A zero date is null.
 
-        Raises KeyError for another value that the log has and that cannot be told.
+        Raises KeyError for any other value of the log that cannot be read.
         """
         if value is UNREADABLE and not isinstance(self.type, DateType | TimestampNTZType):
             raise KeyError(f"the value of {self.name} cannot be told")
@@ -95,7 +95,7 @@ class CopyColumn:
         if isinstance(self.type, DoubleType):
             return float(value)
         if isinstance(self.type, TimestampNTZType):
-            return value if isinstance(value, datetime) else None  # PyMySQL gives text where it is no time
+            return value if isinstance(value, datetime) else None  # PyMySQL gives text if it is not a time
         return value if isinstance(value, date) else None
 
 
@@ -159,7 +159,7 @@ class CopyTable:
         """The same for a change that is taken back: the row is there again as it was before, and places fall, so that
         of several the oldest is the newest.
 
-        The image before must be whole by itself: a column that it lacks is not in the image after.
+        The image before must be whole: a column that it lacks cannot come from the image after.
         """
         lineage, place = change["lineage"], (-change["ordinal"], -change["row"])
         before, after = self._images(change)
@@ -248,7 +248,7 @@ class KeySpan:
 
 
 def find_spans(address: ServerAddress, table: CopyTable, rows: int) -> list[KeySpan]:
-    """Ranges of about so many rows each, found by walking the primary key; in its order, together everything."""
+    """Ranges of about ``rows`` rows each, found by walking the primary key; in its order, together everything."""
     names = ", ".join(map(quote_name, table.key))
     borders: list[tuple[Any, ...] | None] = [None]
     with connected(
@@ -277,7 +277,7 @@ ReadingBegin: TypeAlias = Callable[[Connection], AbstractContextManager[object]]
 def reading_shown(shard: Shard, position: Position, connection: Connection) -> Iterator[None]:
     """A transaction on a tablet of Vitess that shows the position, for any number of rows.
 
-    Raises `SourceUnavailable` where the tablet does not show it, as after a failover that lost commits.
+    Raises `SourceUnavailable` if the tablet does not show it, as after a failover that lost commits.
     """
     _run(connection, "SET workload = 'olap'")
     with reading_above(connection, position.flavor, shard) as low:
@@ -323,7 +323,7 @@ def pace(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Rows]:
-    """The batches until an empty one, on the average no faster than so many rows a second."""
+    """The batches until an empty one, on average no faster than ``rows_per_second``."""
     begun, rows = clock(), 0
     for batch in batches:
         if not batch:

@@ -1,4 +1,4 @@
-"""The role of a copy's target: where the tables and the state of a copy are kept.
+"""The role of a copy's target, which keeps the tables and the state of a copy.
 
 `spark.copy.job` says what to write and when it counts; a target knows how. `spark.copy.folder` and
 `spark.copy.database` are the targets.
@@ -21,12 +21,12 @@ class CopyTarget(Protocol):
     whatever happens to the process. ``str`` names the place for messages."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """For one run at a time. Raises `ConfigError` where another run is at work."""
+        """For one run at a time. Raises `ConfigError` if another run is at work."""
         ...
 
     def open_state(self, tables: Sequence[str]) -> CopyState | None:
-        """The state that counts; None for a copy that begins. Raises `FormatError`, and `ConfigError` where the
-        target cannot hold a copy of these tables."""
+        """The state that counts; None for a copy that begins. Raises `FormatError`, and `ConfigError` if the target
+        cannot hold a copy of these tables."""
         ...
 
     def dump(self, name: str, table: TableState, layout: CopyTable, rows: DataFrame) -> None:

@@ -109,7 +109,7 @@ def entry_repairer(scope: ComparisonScope) -> BatchFunction:
 
 
 def _rows_of(batches: Batches) -> Iterator[list[dict[str, Any]]]:
-    """Few at a time, whatever Spark was told of the size of batches."""
+    """A few rows at a time, whatever the size of Spark's batches."""
     for batch in batches:
         for first in range(0, batch.num_rows, ENTRIES_PER_BATCH_MAX):
             yield batch.slice(first, ENTRIES_PER_BATCH_MAX).to_pylist()
@@ -148,8 +148,8 @@ def remove_entries(
 
 
 def audit(session: SparkSession, scope: ComparisonScope, *, repairs: bool = False) -> AuditSummary:
-    """Read, compare and count; then remove what is poisoned, where that is asked for. A node or database that does
-    not answer is in the summary; only bugs raise."""
+    """Read, compare and count; then remove what is poisoned, if ``repairs``. A node or database that does not answer
+    is in the summary; only bugs raise."""
     repairs_max = REPAIRS_PER_TASK_MAX if repairs else 0
     found = compare_entries(read_entries(session, scope), scope, repairs_max=repairs_max).collect()
     verdicts = [EntryVerdict(**row.asDict()) for row in found]

@@ -90,10 +90,10 @@ def _rank(verdict: EntryVerdict) -> tuple[bool, str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    """Counts of entries. ``compared``: those found equal or poisoned. ``in_flight``: those that changed meanwhile,
-    which says neither. ``unknown``: those of which it cannot be said whether they are served, or whether what is
-    served is right. ``unavailable``: what did not answer, and why. ``repaired``: poisoned ones that are gone.
-    ``not_repaired``: why others are still there, where they were to be removed."""
+    """Counts of entries. ``compared``: entries found equal or poisoned. ``in_flight``: entries that changed during
+    the comparison, which says neither. ``unknown``: entries of which it cannot be said whether they are served, or
+    whether what is served is right. ``unavailable``: nodes and databases that did not answer, and why. ``repaired``:
+    poisoned ones that are gone. ``not_repaired``: why others are still there, if they were to be removed."""
 
     nodes: int
     entries: int
@@ -110,7 +110,7 @@ class AuditSummary:
 
     @classmethod
     def of(cls, nodes: int, verdicts: Sequence[EntryVerdict]) -> AuditSummary:
-        """``verdicts``: of all tasks, as `condense` gives them."""
+        """``verdicts``: verdicts of all tasks, as `condense` gives them."""
 
         def total(*wanted: str) -> int:
             return sum(each.count for each in entries if each.verdict in wanted)

@@ -53,7 +53,7 @@ def start_query(
     trigger_seconds: float | None = TRIGGER_SECONDS,
 ) -> StreamingQuery:
     """The streaming query. ``source``: options of the update stream. Without a checkpoint and without ``since`` it
-    begins where all nodes have acknowledged. ``trigger_seconds`` None: until it has caught up."""
+    begins at the positions that all nodes have acknowledged. ``trigger_seconds`` None: until it has caught up."""
     options = dict(source)
     if "since" not in options:
         keeper.begin()

@@ -30,7 +30,7 @@ class Acknowledger(Applier):
     lineage: str
 
     def begin(self) -> Procedure[Permit]:
-        """Join what can be joined. Raises `HistoryLost` where the primary stays behind what the nodes demand, and
+        """Join what can be joined. Raises `HistoryLost` if the primary stays behind what the nodes demand, and
         `SourceUnavailable`."""
         yield from self.join_missing()
         if self.joined and not self.is_history_checked:
@@ -40,7 +40,7 @@ class Acknowledger(Applier):
     def commit(self, parts: Sequence[Part], permit: Permit) -> Procedure[None]:
         """Acknowledge a micro-batch on every node that was joined throughout, and took all of it.
 
-        Raises `StreamStopped` where the batch is not whole: then nothing is acknowledged.
+        Raises `StreamStopped` if the batch is not whole: then nothing is acknowledged.
         """
         before, streamed = require_whole(self.lineage, parts)
         failed = {node: why for part in parts for node, why in part.failed.items()}
@@ -54,7 +54,7 @@ class Acknowledger(Applier):
                 yield from self.check_history()
             except HistoryLost as error:
                 if self.confirm_loss():
-                    # Not raised here: a job that restarts by itself must not decide that events are lost.
+                    # Not raised here: a job that restarts automatically must not decide that events are lost.
                     raise HistoryLost(
                         f"{self.lineage}: {error.message}",
                         hint="a failover lost transactions: let `invalidator run` raise the epoch, then start again",

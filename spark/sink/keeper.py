@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LineageStatus:
-    """``joined``, ``open``: numbers of nodes. ``heartbeat_age_seconds``: of the latest own heartbeat that has come
-    back; None before the first."""
+    """``joined``, ``open``: numbers of nodes. ``heartbeat_age_seconds``: age of the latest own heartbeat that has
+    come back; None before the first."""
 
     joined: int
     open: int
@@ -100,7 +100,7 @@ class LineageKeeper:
 
 
 class Keeper:
-    """All lineages of a configuration. ``batches``, ``items``: what was committed so far."""
+    """All lineages of a configuration. ``batches``, ``items``: numbers committed so far."""
 
     def __init__(self, config: Config, registry: Mapping[str, ObjectDefinition]) -> None:
         self.batches = 0

@@ -1,6 +1,6 @@
 """The executor's part of the sink: rows of the update stream become invalidations on the cache nodes.
 
-Nothing here is acknowledged: what was sent, and which nodes took it, is told to the driver, whose
+Nothing here is acknowledged: the task reports what was sent, and which nodes took it, to the driver, whose
 ``spark.sink.keeper`` alone writes records. Sent twice, by a second attempt or a second task, it does no harm. A node
 that fails is left alone for the rest of the part and named; the others go on. `Sender` is procedures, which
 ``spark.sink.sink`` runs with real nodes and the simulator with its own.
@@ -59,7 +59,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Part:
-    """The part of one lineage that one task has sent. ``ordinals``: of the transactions, as ranges [first, last].
+    """The part of one lineage that one task has sent. ``ordinals``: ranges [first, last] of the transactions.
     ``before``: everything before it, None without a row that says so. ``failed``: why, by node."""
 
     lineage: str
@@ -116,7 +116,7 @@ class Sender:
                 part.before, part.first = position, row["ordinal"]
             part.streamed = (part.streamed or nothing).union(position)
             return
-        # The first row of a transaction tells its position. The row that ends a partition has another one.
+        # The first row of a transaction has its position. The row that ends a partition has another one.
         transaction = part.lineage, row["ordinal"], row["gtid"]
         if transaction != self._transaction:
             self._transaction = transaction

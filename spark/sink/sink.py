@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeeperAddress:
-    """Where the keeper listens, for processes on the driver's machine."""
+    """The address of the keeper, for processes on the driver's machine."""
 
     port: int
     key: bytes

@@ -1,4 +1,4 @@
-"""The stand-in of the sink's cluster: the driver follows the stream by itself while Spark starts, or stalls.
+"""The stand-in of the sink's cluster: the driver alone follows the stream while Spark starts, or stalls.
 
 A node stays open on the strength of heartbeats that come back through the stream. Spark needs many seconds until its
 first micro-batch, and executors can be lost. So as long as no heartbeat of the job comes back, a thread of the driver
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class StandIn:
     """A thread, from `__enter__` to `__exit__`. ``source``: options of the update stream, of a service.
 
-    ``is_late``: whether the cluster is late.
+    ``is_late``: function that returns True if the cluster is late.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class StandIn:
             keeper.close()
 
     def _run_piece(self, keeper: Keeper) -> None:
-        """From what all nodes have acknowledged to the heads of now. Given up where the cluster is there before."""
+        """Follow the stream from what all nodes have acknowledged to the current heads. Stop if the cluster is no
+        longer late."""
         ticket = keeper.begin()
         shards = self._config.keyspaces[self._source["keyspace"]].serving_shards
         starts = [

@@ -62,7 +62,7 @@ class ArchivedShard:
         return max(file.last for file in self.files)
 
     def spans(self, after: int, last: int) -> list[FileSpan]:
-        """The files that hold these transactions. Raises `HistoryPurged` where some were deleted."""
+        """The files that hold these transactions. Raises `HistoryPurged` if some were deleted."""
         if after + 1 < self.first:
             raise HistoryPurged(
                 f"the archive of {self.lineage} begins with transaction {self.first}, wanted is {after + 1}",
@@ -83,7 +83,7 @@ class ArchiveFolder:
     _footers: dict[str, ArchiveFooter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """A relative path is one of this process, also where an executor has it."""
+        """A relative path is relative to this process, also on an executor."""
         self.path = str(find_local(self.path) or self.path)
 
     def __getstate__(self) -> tuple[str]:
@@ -98,8 +98,8 @@ class ArchiveFolder:
         return folder.filesystem, folder.path
 
     def list_shards(self, keyspace: str | None = None) -> list[ArchivedShard]:
-        """All lineages, of one keyspace or of all. Raises `ConfigError` where there is no file, `FormatError` for a
-        gap and for a file that will not do."""
+        """All lineages, of one keyspace or of all. Raises `ConfigError` if the folder has no file, `FormatError` for
+        a gap and for a file that will not do."""
         filesystem, root = self.locate()
         try:
             infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))

@@ -41,7 +41,7 @@ ROWS_HELD_MAX: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where the stream is served. The access token is read where it is used: it does not travel."""
+    """The service of the stream. The access token is read by the process that uses it: it does not travel."""
 
     url: str
     token_file: str = ""
@@ -58,7 +58,7 @@ class Service:
         return found
 
     def follow(self, parameters: Mapping[str, str]) -> Iterator[Line]:
-        """The lines of a stream, until it ends. Raises as `get`, and `SourceUnavailable` where it falls silent."""
+        """The lines of a stream, until it ends. Raises as `get`, and `SourceUnavailable` if it falls silent."""
         path = "/v1/update-stream"
         connection, response = self._open(path, parameters)
         try:
@@ -128,8 +128,8 @@ def _read_first_line(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LivePiece:
-    """A piece to read. ``since`` and ``tables``: as the service takes them; ``start`` None: not told apart from what
-    was before."""
+    """A piece to read. ``since``, ``tables``: parameters of the service. ``start``: position before the piece, which
+    gets a row of its own; None for no such row."""
 
     service: Service
     keyspace: str
@@ -148,8 +148,8 @@ def read_piece(
     """Rows of `freshness.history.columns.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not
     here.
 
-    The last row is ``empty`` with all of ``end``: what concerned no table of the stream is part of it too. Raises
-    `SourceUnavailable` where the stream ends before that, or does not come there in time.
+    The last row is ``empty`` with all of ``end``, including what concerned no table of the stream. Raises
+    `SourceUnavailable` if the stream ends before that, or does not come there in time.
     """
     ordinal = 0
     deadline = clock() + PIECE_SECONDS_MAX

@@ -76,7 +76,7 @@ def start_query(writer: DataStreamWriter) -> StreamingQuery:
     """Start a query over the stream: it has begun to read, or has ended, when this returns.
 
     Spark allows the stream's Python process ten seconds to start, which a busy machine may exceed. Nothing has been
-    read then, and the query is started again. Raises `SourceUnavailable` where that does not help.
+    read then, and the query is started again. Raises `SourceUnavailable` if that does not help.
     """
     for _ in range(STARTS_MAX):
         query = writer.start()
@@ -177,7 +177,7 @@ class UpdateStreamSource(DataSource):  # type: ignore[misc]
 @dataclass(frozen=True)
 class ArchivePartition(InputPartition):  # type: ignore[misc]
     """Consecutive transactions of one lineage. ``begin``, ``end``: everything before, and up to and with the last,
-    told in rows of their own; None where they are not wanted."""
+    each in a row of its own; None for no such row."""
 
     keyspace: str
     lineage: str
@@ -205,7 +205,7 @@ def _read(
         yield from _select(read_piece(piece), whole, wanted)
         return
     if not isinstance(partition, ArchivePartition):
-        return  # Spark's own, where nothing was planned
+        return  # Spark's own, if nothing was planned
     assert options.folder is not None, "planned from these options"
     if partition.begin is not None:
         mark = make_mark(partition.keyspace, partition.begin, partition.spans[0].after, BEGIN, now_us)
@@ -238,7 +238,7 @@ def _plan_archive(
     between: tuple[EventToken, EventToken] | None = None,
 ) -> list[ArchivePartition]:
     """Partitions for the transactions above ``after`` up to ``last``. ``between``: everything up to the one and to
-    the other, where that is to be told."""
+    the other, each for a row of its own."""
     folder = options.folder
     assert folder is not None, "spans are of an archive"
     spans = shard.spans(after, last)
@@ -254,7 +254,7 @@ def _plan_archive(
 
 
 def _choose_shards(options: StreamOptions) -> list[ArchivedShard]:
-    """The shards that overlap the key range. Raises `ConfigError` where one lies only partly in it."""
+    """The shards that overlap the key range. Raises `ConfigError` if one lies only partly in it."""
     assert options.folder is not None, "asked of an archive only"
     chosen = []
     for shard in options.folder.list_shards(options.keyspace):
@@ -371,7 +371,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
         return {lineage: {"token": str(token)} for lineage, token in tokens.items()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """At most so many files for each lineage; of the live stream, what was committed by now."""
+        """The end of at most ``limit`` files for each lineage; of the live stream, of what was committed by now."""
         latest = self._target or self._find_latest()
         if self._options.folder is None or isinstance(limit, ReadAllAvailable):
             return {**start, **latest}
@@ -437,7 +437,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
 
 def _find_after(options: StreamOptions, shard: ArchivedShard) -> tuple[int, EventToken]:
-    """The ordinal and position after which to begin: that of the file in which ``since`` lies; the end, where it has
+    """The ordinal and position after which to begin: those of the file in which ``since`` lies; the end, if it has
     all."""
     assert options.folder is not None, "asked of an archive only"
     last = options.folder.read_footer(str(shard.files[-1].path)).resume

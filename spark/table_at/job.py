@@ -58,8 +58,7 @@ _OTHER_PLACE: Final = "give a place on the copy's side of it, or a copy that was
 @dataclass(frozen=True, slots=True)
 class TableAt:
     """The result. ``applied``, ``undone``: changes of the table, by lineage; one of a row's key counts as two.
-    ``position``: of the table, by lineage;
-    ``resume``: the same as a resume text."""
+    ``position``: position of the table, by lineage; ``resume``: the same as a resume text."""
 
     table: str
     out: str
@@ -80,7 +79,7 @@ class PositionPair:
     def tell(self, layout: CopyTable, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
         """Changes with the columns of `told_schema`: one that is to be taken back as what it leaves then.
 
-        A change that both positions have, or neither, is told as it is, for the check of the order.
+        A change that both positions have, or neither, stays as it is, for the check of the order.
         """
 
         @lru_cache(GTIDS_KEPT_MAX)
@@ -96,7 +95,7 @@ class PositionPair:
 
 
 def told_schema(layout: CopyTable) -> StructType:
-    """The schema of what `PositionPair.tell` tells."""
+    """The schema of the rows of `PositionPair.tell`."""
     extra = [(LINEAGE, StringType()), (TRANSACTION, LongType()), (IS_WANTED, BooleanType())]
     extra.append((IS_COPIED, BooleanType()))
     return StructType([*layout.change_schema(), *(StructField(name, kind) for name, kind in extra)])
@@ -113,9 +112,9 @@ def make_table(
 ) -> TableAt:
     """Write the table as it was at the moment to ``out``, as Parquet, complete or not at all.
 
-    ``file_format``: of the copy. Raises `ConfigError` where the copy, the archive and the moment do not fit together,
-    `SourceUnavailable` where the archive or the copy is not there yet, `HistoryLost` and `HistoryPurged` where some
-    history is missing, `StreamStopped` for a change of the table whose rows are not in the archive.
+    ``file_format``: format of the copy. Raises `ConfigError` if the copy, the archive and the moment do not fit
+    together, `SourceUnavailable` if the archive or the copy is not there yet, `HistoryLost` and `HistoryPurged` if
+    some history is missing, `StreamStopped` for a change of the table whose rows are not in the archive.
     """
     _require_room(out)
     archive = str(open_local(archive))
@@ -182,7 +181,7 @@ def _find_copy(copy: Path, table: str) -> CopyState:
 
 
 def _find_shards(folder: ArchiveFolder, archive: str, state: CopyState) -> dict[str, ArchivedShard]:
-    """The shards by lineage. Raises `HistoryLost` where the archive lacks one of the copy's lineages."""
+    """The shards by lineage. Raises `HistoryLost` if the archive lacks one of the copy's lineages."""
     shards = {shard.lineage: shard for shard in folder.list_shards(state.keyspace)}
     absent = sorted(state.position.keys() - shards.keys())
     if absent:
@@ -222,7 +221,7 @@ def _choose_files(
 
 
 def _require_one_epoch(rows: DataFrame, tokens: Mapping[str, EventToken], state: CopyState) -> None:
-    """Raises `HistoryLost` where the epoch of a lineage was raised since the copy began."""
+    """Raises `HistoryLost` if the epoch of a lineage was raised since the copy began."""
     found = {
         row["lineage"]: row["epochs"]
         for row in rows.groupBy("lineage").agg(F.collect_set("epoch").alias("epochs")).collect()
@@ -238,7 +237,7 @@ def _require_one_epoch(rows: DataFrame, tokens: Mapping[str, EventToken], state:
 
 
 def _require_rows(rows: DataFrame, table: str, pair: PositionPair) -> None:
-    """Raises `StreamStopped` where a transaction between the two positions changed the table as a whole."""
+    """Raises `StreamStopped` if a transaction between the two positions changed the table as a whole."""
     others = rows.where(~F.col("op").isin(*ROW_OPERATIONS))
     for row in others.select("lineage", "ordinal", "gtid", "op", "detail").distinct().toLocalIterator():
         own = parse_position(pair.wanted[row["lineage"]].flavor, row["gtid"])

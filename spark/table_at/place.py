@@ -34,7 +34,7 @@ def read_files(session: SparkSession, files: Collection[ArchiveFile]) -> DataFra
 
 @dataclass(frozen=True, slots=True)
 class PlaceFinder:
-    """``shards``: all of the archive's keyspace, by lineage. ``lineages``: those that the copy has."""
+    """``shards``: all shards of the archive's keyspace, by lineage. ``lineages``: lineages of the copy."""
 
     session: SparkSession
     folder: ArchiveFolder

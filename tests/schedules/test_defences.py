@@ -149,7 +149,7 @@ def with_records(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Ru
 
 
 def without_floor(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
-    """A record that has forgotten where its life began, and from where on it covers the object."""
+    """A record that has forgotten its floor, and the position from which on it covers the object."""
     nothing = empty_position(record.floor.flavor)
     return replace(record, floor=nothing, objects={policy.name: Coverage(policy.fingerprint, nothing)})
 

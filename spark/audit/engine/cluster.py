@@ -39,7 +39,7 @@ from spark.session import using_session
 ROWS_PER_TASK: Final = 1_000_000
 TASKS_MIN: Final = 8
 TABLES_PER_BATCH: Final = 8
-"""Tables that Spark hands to Python at once, where spark-submit was told nothing."""
+"""Tables that Spark hands to Python at once, unless spark-submit sets another number."""
 BLOB_ROWS_MAX: Final = 100_000
 
 _TOLD: Final = "piece int, name string, data binary"

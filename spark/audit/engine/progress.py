@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 
 
 class Progress:
-    """``console``: where it is shown, standard error of a command; None shows nothing."""
+    """``console``: console that shows the progress, standard error of a command; None to show nothing."""
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
@@ -27,7 +27,8 @@ class Progress:
 
     @contextmanager
     def watch(self, what: str, rows: int) -> Iterator[Callable[[int], None]]:
-        """A step of so many rows, 0 where they are not counted. The function is told how many more are done."""
+        """Show a step of ``rows`` rows, 0 if they are not counted. The function takes the number of rows done since
+        its last call."""
         if self._console is None:
             yield lambda _: None
         elif self._console.is_terminal:

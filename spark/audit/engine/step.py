@@ -1,8 +1,8 @@
 """The steps of the audit, and the engine that runs them.
 
-A **step** reads parts of recorded history and tells tables, each under a name. A step before the shuffle tells pieces
-of rows too, each under its number; a step after it gets the rows of one piece. Steps are the same in every engine, so
-that all engines say the same. Implemented by `spark.audit.engine.local` and `spark.audit.engine.cluster`.
+A **step** reads parts of recorded history and yields tables, each under a name. A step before the shuffle also yields
+pieces of rows, each under its number; a step after it gets the rows of one piece. Steps are the same in every engine,
+so that all engines give the same result. Implemented by `spark.audit.engine.local` and `spark.audit.engine.cluster`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ScanStep: TypeAlias = Callable[[Iterable[ScanPart]], Iterator[Told]]
 PieceStep: TypeAlias = Callable[[int, pyarrow.Table], Iterator[tuple[str, pyarrow.Table]]]
 """The number of a piece, and its rows."""
 Tables: TypeAlias = Mapping[str, pyarrow.Table]
-"""By name, everything that was told under it; a name under which nothing was told is missing."""
+"""By name, everything that was yielded under it; a name under which nothing was yielded is missing."""
 
 
 class PlannedScan(NamedTuple):
@@ -37,7 +37,7 @@ class PlannedScan(NamedTuple):
 
 
 class Shuffled(Protocol):
-    """Rows in their pieces. ``told``: the tables that were told with them."""
+    """Rows in their pieces. ``told``: the tables that the steps yielded with them."""
 
     @property
     def told(self) -> Tables: ...
@@ -53,7 +53,7 @@ class Engine(Protocol):
     """``what``: a few words for a person, for the progress that is shown."""
 
     def scan(self, what: str, parts: Sequence[ScanPart], step: ScanStep) -> Tables:
-        """Read all parts, and collect what is told."""
+        """Read all parts, and collect the tables that the step yields."""
 
     def shuffle(self, what: str, scans: Sequence[PlannedScan], pieces: int) -> Shuffled:
         """Read all parts of all scans, and bring the rows of each piece together."""

@@ -1,6 +1,6 @@
 """Steps over recorded changes and actions: they become the rows of the replay, in their pieces, and a stock is taken.
 
-Both are read once. Beside the rows a step tells what is small: which client did what how often (`Stock`), how far
+Both are read once. Besides the rows a step yields what is small: which client did what how often (`Stock`), how far
 nodes had come (`spark.audit.input.published`), and which positions hold numbers that the archive leaves out. Called
 by the audit.
 """
@@ -164,7 +164,7 @@ def _read_items(
 
 
 def _find_siblings(at: NDArray[numpy.int64], items: pyarrow.Array) -> NDArray[numpy.bool_]:
-    """Where a change names several items of one object: those of the row's keys before and after."""
+    """True for an item whose change names several items of its object: those of the row's keys before and after."""
     counts = numpy.bincount(at)
     found = counts[at] > 1
     several = numpy.flatnonzero(found)
@@ -228,8 +228,8 @@ _OF_ACTION: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ActionStep:
-    """A step: a row (`REPLAY`) for each fill, invalidation and hit; ``stock`` (`STOCK`), and what ``published``
-    tells."""
+    """A step: a row (`REPLAY`) for each fill, invalidation and hit; ``stock`` (`STOCK`), and the tables of
+    ``published``."""
 
     spread: Spread
     lineages: Mapping[str, Lineage]
@@ -327,7 +327,7 @@ _FOLDS: Final = {"first": "min", "last": "max", "begin_us": "min", "end_us": "mi
 class Stock(NamedTuple):
     """How many actions of one kind a client recorded about one object on one node.
 
-    ``who``: the hash that hits are counted by. ``lost``: how many actions the client dropped, by its own count.
+    ``who``: the hash that hits are counted by. ``lost``: number of actions that the client dropped, by its own count.
     ``first``, ``last``: its sequence numbers; ``total``, ``squares``: their sums (`spark.audit.input.checksum`).
     ``begin_us``, ``end_us``: the earliest ones.
     """
@@ -356,7 +356,8 @@ def _take_stock(
     named: pyarrow.Table,
     is_nameless: pyarrow.BooleanArray,
 ) -> pyarrow.Table:
-    """``code``, ``named``: as of `_name_combinations`. ``is_nameless``: of actions that lack an item."""
+    """``code``, ``named``: result of `_name_combinations`. ``is_nameless``: True for an action that lacks its
+    item."""
     is_dropped = _is(batch.column("action"), "dropped")
     sequence = batch.column("sequence").to_numpy()
     rest = sequence % PRIME

@@ -417,8 +417,8 @@ def _find_odd_times(
     lineages: Mapping[int, Lineage],
     rules: Rules,
 ) -> list[Damage]:
-    """Commits whose time is far before that of an earlier one (F3), or after their receipt (F4). They are looked for
-    only where a bucket of ordinals may have one. Raises `FormatError` for more than `ODD_TIMES_MAX`."""
+    """Commits whose time is far before that of an earlier one (F3), or after their receipt (F4). The scan runs only
+    if a bucket of ordinals may have one. Raises `FormatError` for more than `ODD_TIMES_MAX`."""
     if not any(_may_be_odd(times, number, lineage, rules) for number, lineage in lineages.items()):
         return []
     told = engine.scan("odd times", changes.parts, OddTimeStep(lineages, rules.clock_wrong_us))

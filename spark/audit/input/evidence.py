@@ -52,7 +52,7 @@ class Names:
 
     @classmethod
     def of(cls, archive: Archive, stock: Iterable[Stock], previous: Names | None) -> Names:
-        """``previous``: those of the audit that is continued."""
+        """``previous``: names of the audit that this one continues."""
         before = previous or cls({}, {}, {})
         names, whos, clients = dict(before.names), dict(before.whos), dict(before.clients)
         names.update((number, lineage.name) for number, lineage in archive.lineages.items())
@@ -71,7 +71,7 @@ class Names:
 
 
 class Recorded(NamedTuple):
-    """``lost_until_us``: by lineage, until when actions are missing; `NEVER` where nothing says when they were.
+    """``lost_until_us``: by lineage, until when actions are missing; `NEVER` if their time is not known.
     ``sequences``: by client, the last number seen."""
 
     damages: list[Damage]
@@ -84,7 +84,7 @@ def find_recorder_gaps(
 ) -> Recorded:
     """Clients whose sequences have gaps, or that recorded that they dropped actions. ``before``: the last sequence
     number of each client that a previous audit saw. A client that is new and does not begin with 1 has earlier
-    actions that nobody reads: files that are deleted when they are old are no damage, but others may rest on them."""
+    actions that nobody reads: deleting old files is not damage, but other actions may rest on them."""
     sequences = dict(before)
     by_client: dict[str, list[Stock]] = {}
     for each in stock:
@@ -194,7 +194,7 @@ def name_violations(
 ) -> pyarrow.Table:
     """Findings and damages as `VIOLATION`, with the records that show them.
 
-    ``items``: of what an earlier audit left open, whose records may be in its history only.
+    ``items``: items that an earlier audit left open, whose records may be in its history only.
     """
     rows = [_name_finding(each, names, records, items) for each in findings]
     rows += [_name_damage(each, names, records) for each in damages]
@@ -324,7 +324,7 @@ def read_records(
 @dataclass(frozen=True, slots=True)
 class RecordStep:
     """A step: ``records`` (`_RECORD`). ``keys``: the columns of a source, its number and, of changes, the row;
-    ``fields``: those of a record. ``wanted``: (n, 3), keys."""
+    ``fields``: the columns of a record. ``wanted``: (n, 3), keys."""
 
     keys: tuple[str, ...]
     fields: tuple[str, ...]

@@ -47,7 +47,7 @@ ODD: Final = pyarrow.schema(
 
 
 class Island(NamedTuple):
-    """``delta``: number - ordinal, the same for all of it. ``transactions``: how many were seen, doubles too."""
+    """``delta``: number - ordinal, the same for all of it. ``transactions``: number seen, doubles too."""
 
     lineage: str
     epoch: int
@@ -172,7 +172,7 @@ def _read_heads(parts: Iterable[ScanPart]) -> Iterator[_Heads]:
 @dataclass(frozen=True, slots=True)
 class TimeStep:
     """A step. ``times`` (`TIME`): of each bucket of ordinals the latest time that was not after its receipt, the
-    earliest time, and how far one was ahead of its receipt. ``firsts``: of each lineage the first ordinal."""
+    earliest time, and how far one was ahead of its receipt. ``firsts``: first ordinal of each lineage."""
 
     firsts: Mapping[int, int]
     bucket: int

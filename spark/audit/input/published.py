@@ -37,7 +37,8 @@ _FOLDS: Final = [("begin_us", "min"), ("end_us", "min"), ("floor", "min"), ("pro
 
 
 class Hole(NamedTuple):
-    """Numbers of a source that the archive of a lineage leaves out. ``ordinal``: of the transaction before them."""
+    """Numbers of a source that the archive of a lineage leaves out. ``ordinal``: ordinal of the transaction before
+    them."""
 
     number: int
     flavor: str
@@ -80,7 +81,7 @@ class PublishedStep:
             )
             for name in ("positions", "floors")
         )
-        # Where the lists differ in length one of them is malformed as a whole.
+        # If the lists differ in length, one of them is malformed as a whole.
         counts = numpy.diff(progress.starts)
         counts = numpy.where(counts == numpy.diff(floor.starts), counts, 0)
         row = numpy.repeat(numpy.arange(len(counts)), counts)

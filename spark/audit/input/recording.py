@@ -55,7 +55,7 @@ _FOOTER: Final = pyarrow.schema(
 
 
 class FileRows(NamedTuple):
-    """Row groups of a file. ``folder``: as `open_folder` takes it; ``path``: in the file system of that."""
+    """Row groups of a file. ``folder``: name for `open_folder`; ``path``: path in the folder's file system."""
 
     folder: str
     path: str
@@ -75,7 +75,8 @@ class FileNames(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """Rows that are read at once, of one file or of several small ones. ``first``: only so many of them are read."""
+    """Rows that are read at once, of one file or of several small ones. ``first``: number of them to read from each
+    file, None for all."""
 
     pieces: tuple[FileRows, ...]
     rows: int
@@ -143,7 +144,7 @@ def _open(folder: str) -> fs.FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFiles:
-    """Recorded changes or actions. ``rows``: how many."""
+    """Recorded changes or actions. ``rows``: number of them."""
 
     parts: tuple[RowPart, ...]
 
@@ -153,7 +154,7 @@ class RecordedFiles:
 
 
 def open_changes(engine: Engine, path: str, window: Window = ALL) -> RecordedFiles:
-    """The archive, as far as the window needs it. Raises `ConfigError` where there is none, `FormatError` for a file
+    """The archive, as far as the window needs it. Raises `ConfigError` if there is none, `FormatError` for a file
     that will not do."""
     folder = open_folder(path)
     files = window.choose_changes(_list_recording(folder, "changes"))
@@ -205,8 +206,8 @@ def _open_recording(
 
 
 def list_files(folder: Folder) -> list[fs.FileInfo]:
-    """The files below a folder; hidden files are none, as for Spark. Raises `ConfigError` where there is no such
-    folder."""
+    """The files below a folder, without hidden ones, as Spark lists them. Raises `ConfigError` if the folder cannot
+    be read."""
     try:
         infos = folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True))
     except (pyarrow.ArrowException, OSError) as error:

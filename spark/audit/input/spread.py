@@ -51,8 +51,7 @@ _POINTS: Final = pyarrow.schema(
 
 
 class Segment(NamedTuple):
-    """Where a piece of a hot item stands in it. ``is_first``: the other pieces of the segment have its hits alone to
-    judge."""
+    """The segment of a piece of a hot item. ``is_first``: False for a piece that judges only hits of the segment."""
 
     number: int
     is_first: bool
@@ -61,7 +60,7 @@ class Segment(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class HotItem:
     """``first``: the first ordinal of the archive of its ``lineage``. ``starts``: the first ordinal of each segment
-    but the first one; ``copies``: how many pieces each segment has. ``base``: the number of its first piece."""
+    but the first one; ``copies``: number of pieces of each segment. ``base``: the number of its first piece."""
 
     h1: int
     h2: int
@@ -83,7 +82,7 @@ class HotItem:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """``pieces``: of all items that are not hot, numbered from 0 on; those of hot items follow."""
+    """``pieces``: number of pieces of all items that are not hot, numbered from 0; the pieces of hot items follow."""
 
     pieces: int
     items: tuple[HotItem, ...] = ()
@@ -129,8 +128,8 @@ class Touched(NamedTuple):
 
 
 def find_touched(table: pyarrow.Table, columns: NumberColumns, first: int) -> Touched:
-    """Rows with positions of several lineages stand nowhere. ``first``: of the archive; an invalidation whose prefix
-    is before it names single transactions."""
+    """Rows with positions of several lineages stand nowhere. ``first``: first ordinal of the archive; an invalidation
+    whose prefix is before it names single transactions."""
     kind = columns["kind"]
     changes = numpy.flatnonzero(kind == CHANGE)
     book, value = read_stamps(table.column("stamps"))
@@ -177,7 +176,7 @@ def _divide_hot(item: HotItem, table: pyarrow.Table) -> Iterator[Told]:
 
 
 def mark(table: pyarrow.Table, is_context: numpy.ndarray) -> pyarrow.Table:
-    """Rows with the mark `CONTEXT` where they are context, and without it elsewhere."""
+    """The rows, with the mark `CONTEXT` set on those that are context and cleared on all others."""
     flags = table.column("flags").to_numpy() & ~numpy.int32(CONTEXT)
     marked = numpy.where(is_context, flags | CONTEXT, flags).astype(numpy.int32)
     return table.set_column(table.schema.get_field_index("flags"), "flags", pyarrow.array(marked))
@@ -239,7 +238,8 @@ def find_hot(
     pieces: int,
     hot_rows: int,
 ) -> Spread:
-    """How the rows that ``scans`` make are spread. ``lineages``: by number. ``hot_rows``: of an item that is hot."""
+    """How the rows that ``scans`` make are spread. ``lineages``: lineages by number. ``hot_rows``: number of rows
+    from which on an item is hot."""
     if sum(part.rows for scan in scans for part in scan.parts) < hot_rows:
         return Spread(pieces)
     points = []
@@ -275,8 +275,8 @@ def _take_first(part: ScanPart) -> RowPart:
 def cut(
     ordinal: Integers, is_hit: numpy.ndarray, rows: numpy.ndarray, hot_rows: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(where the segments of an item start but for the first one, the copies of each segment), so that a piece has
-    about ``hot_rows`` rows. An ordinal whose hits alone would fill several pieces is a segment with copies."""
+    """(the starts of an item's segments but for the first one, the copies of each segment), so that a piece has about
+    ``hot_rows`` rows. An ordinal whose hits alone would fill several pieces is a segment with copies."""
     order = numpy.argsort(ordinal, kind="stable")
     ordinal, is_hit, rows = ordinal[order], is_hit[order], rows[order]
     sums = numpy.cumsum(rows)

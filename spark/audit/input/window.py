@@ -84,9 +84,9 @@ SEVERAL: Final = ""
 class Footer(NamedTuple):
     """A recorded file by its footer.
 
-    ``rows``: of each row group. ``client``, ``sequence``, ``first_us``, ``last_us``: who did its actions, the number
-    of the first, and their times; `SEVERAL` and all times for a file that does not tell them. ``problem``: "" for
-    none.
+    ``rows``: number of rows of each row group. ``client``, ``sequence``, ``first_us``, ``last_us``: client of its
+    actions, number of the first, and their times; `SEVERAL` and all times for a file that does not name them.
+    ``problem``: "" for none.
     """
 
     path: str

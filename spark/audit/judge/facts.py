@@ -146,7 +146,7 @@ class ItemFacts:
         return None if any(map(stamp.place.contains, raises)) else log.afters[at - 1]
 
     def find_raises(self, who: int, stamp: PlacedStamp, after: int) -> list[int]:
-        """Where the object's tables changed as a whole, after an ordinal."""
+        """The ordinals after ``after`` at which a table of the object changed as a whole."""
         if not self.known.raises:
             return []
         return [
@@ -184,7 +184,7 @@ def explain_flags(flags: int) -> str:
 
 
 def find_unknown(stamps: Sequence[PlacedStamp]) -> str:
-    """Why these positions cannot be judged; "" where they can."""
+    """Why these positions cannot be judged; "" if they can."""
     if not stamps:
         return verdict.NO_POSITION
     return next(

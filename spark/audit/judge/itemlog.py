@@ -23,7 +23,7 @@ CHANGES_HELD_MAX: Final = 5_000_000
 class Acks:
     """Acknowledgements of one node in one life: the time of each change of a log.
 
-    ``best``: of each change and all after it the earliest, which is what a position that lacks the change lacks.
+    ``best``: earliest time of each change and all after it: a position that lacks the change lacks all of these.
     """
 
     ends: list[int]
@@ -126,7 +126,7 @@ class Log:
             at -= 1
 
     def find_ack(self, place: Place, node: int, life: int) -> Ack | None:
-        """How the node acknowledged what the position lacks; None where it did not."""
+        """How the node acknowledged what the position lacks; None if it did not."""
         acks = self.acks.get((node, life))
         start = self.first_missing(place)
         if acks is None or start == len(self.ordinals):

@@ -221,8 +221,8 @@ class ItemReplay:
             self._tally.add_poison(entry.who, other, span.first_us, span.last_us, counts)
 
     def _trace(self, entry: AuditedEntry, standing: Standing, span: ActionSpan) -> tuple[str, bool]:
-        """Find who stored the value: (the failure mode of that fill, "" where it was right or is not known; whether
-        the hit itself is reported for it)."""
+        """Find who stored the value: (the failure mode of that fill, "" if it was right or is not known; whether the
+        hit itself is reported for it)."""
         facts, committed_us = self._facts, standing.committed_us
         fill = self._fills.get(_value_of(entry))
         if fill is not None:
@@ -303,7 +303,7 @@ def _value_of(entry: AuditedEntry) -> tuple[int, int, bytes, int, int]:
 
 
 class ChangeJudge:
-    """``nodes``: those that had the item, and whether it was read there. ``pending``: the changes that cannot be
+    """``nodes``: nodes that had the item, and whether it was read there. ``pending``: the changes that cannot be
     judged yet."""
 
     __slots__ = ("_facts", "_findings", "_nodes", "_tally", "pending")
@@ -390,7 +390,7 @@ def replay_witnesses(
 ) -> Iterator[Finding | PendingChange]:
     """Judge what is suspicious in items whose other actions are right. ``rows``: sorted, each with whether it is
     judged already and a witness only. ``missed``: by item, the changes (lineage, ordinal) that nothing invalidated;
-    ``nodes``: for those items, as of `ChangeJudge`. Adds to the tally what it judges."""
+    ``nodes``: nodes of those items, as `ChangeJudge` takes them. Adds to the tally what it judges."""
     for key, of_item in groupby(rows, lambda each: (each[0].h1, each[0].h2)):
         item = ItemReplay(*key, rules, known, tally)
         for row, is_judged in of_item:

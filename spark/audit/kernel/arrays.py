@@ -134,7 +134,7 @@ class StampBook:
 
 
 def to_starts(counts: NDArray[Any]) -> Integers:
-    """Where ranges of these lengths start, one after the other, and where the last one ends."""
+    """The starts of ranges of these lengths, one after the other, and the end of the last one."""
     return numpy.concatenate((numpy.zeros(1, numpy.int64), numpy.cumsum(counts, dtype=numpy.int64)))
 
 

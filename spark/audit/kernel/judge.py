@@ -269,7 +269,7 @@ class Piece:
         is_there: Booleans,
         is_same: Booleans,
     ) -> Integers:
-        """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``, ``is_same``: as of
+        """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``, ``is_same``: result of
         `find_fills`."""
         book, rules = self._book, self._rules
         since = actions.fold(numpy.maximum, book.history[actions.stamp], NEVER)
@@ -332,7 +332,8 @@ class Piece:
     # -- counts -------------------------------------------------------------------------------------------
 
     def _count_unknown(self, who: Integers, flags: Integers, chosen: Booleans) -> None:
-        """Count what cannot be judged. ``flags``: why; 0 for what can be judged, -1 where there is no position."""
+        """Count what cannot be judged. ``flags``: why; 0 for what can be judged, -1 for an action without a
+        position."""
         at = numpy.flatnonzero(chosen & (flags != 0))
         for (each, why), count in count_pairs(who[at], flags[at]):
             name = verdict.NO_POSITION if why == -1 else explain_flags(why)

@@ -32,7 +32,7 @@ _KEY_BITS: Final = 63
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of rows: whether each is known, whether there was no row, and its digest."""
+    """States of rows: whether each is known, whether the row was absent, and its digest."""
 
     is_known: Booleans
     is_absent: Booleans
@@ -54,8 +54,8 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The place of each stamp among the changes. ``at``: the first change that it lacks, ``lacks``: whether there is
-    one; ``before``: the last one that it holds, ``holds``: whether there is one."""
+    """The place of each stamp among the changes. ``at``: the first change that it lacks, if ``lacks``; ``before``:
+    the last one that it holds, if ``holds``."""
 
     at: Integers
     lacks: Booleans
@@ -66,8 +66,8 @@ class Found:
 class Changes:
     """All changes by item and lineage (a **log**), then ordinal. Several rows of one transaction are one change.
 
-    ``rows``: places in the table, in that order; change ``c`` has ``rows[row_starts[c]:row_starts[c + 1]]``.
-    ``log``: of each change its log, from 0 on.
+    ``rows``: places in the table, in that order; change ``c`` has ``rows[row_starts[c]:row_starts[c + 1]]``. ``log``:
+    number of each change's log, from 0 on.
     """
 
     def __init__(self, at: Integers, item: Integers, columns: NumberColumns, known: Knowledge) -> None:
@@ -98,7 +98,7 @@ class Changes:
         before = States.of(is_row, (flags & BEFORE_ABSENT) > 0, columns["before"])
         after = States.of(is_row, (flags & AFTER_ABSENT) > 0, columns["digest"])
         self.before = before[first]
-        # The state after a transaction is that of its last row; what is no row changes nothing of it.
+        # The state after a transaction is that of its last row; a change that is not a row does not alter it.
         places = numpy.where(is_row[order], numpy.arange(len(order)), -1)
         last = numpy.maximum.reduceat(places, firsts) if len(firsts) else firsts
         self.after = after[order[numpy.where(last >= 0, last, firsts)]]
@@ -119,7 +119,7 @@ class Changes:
         return keys
 
     def find(self, item: Integers, lineage: Integers, prefix: Integers) -> Found:
-        """Where the first change is that a prefix lacks."""
+        """Find the first change that each prefix lacks, and the last one that it holds."""
         count = len(self.keys)
         if not count:
             nothing = numpy.zeros(len(item), numpy.int64)
@@ -180,7 +180,7 @@ class Acknowledged:
     """Acknowledgements, one for each change that an invalidation names.
 
     ``group``: a hash of log, node and life; ``at``: the invalidation's place in the table; ``turn``: its place in the
-    order of the replay; ``is_wide``: whether it names all changes before this one, too; ``is_single``: whether it
+    order of the replay; ``is_wide``: True if it names all changes before this one, too; ``is_single``: True if it
     names single transactions.
     """
 
@@ -228,8 +228,8 @@ def read_told(invalidations: Actions, changes: Changes) -> Acknowledged:
 class AckOrder:
     """The acknowledged invalidations of each log by node and life, in the order of their changes.
 
-    ``covered``: when each change was first invalidated, on any node. ``odd``: items of which one node was told by
-    single transactions and by prefixes in one life; they must be replayed whole.
+    ``covered``: when each change was first invalidated, on any node. ``odd``: items that were invalidated by single
+    transactions and by prefixes on one node in one life; they must be replayed whole.
     """
 
     def __init__(self, invalidations: Actions, changes: Changes) -> None:

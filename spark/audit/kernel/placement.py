@@ -131,7 +131,7 @@ def read_singles(texts: pyarrow.Array) -> Pieces:
 
 
 def _read_decimals(data: Any, begins: Integers, ends: Integers) -> tuple[Integers, Integers]:
-    """(the number at the beginning of each range of bytes, where it stops); -1 for none, and for too many digits."""
+    """(the number at the beginning of each range of bytes, its end); -1 for none, and for too many digits."""
     numbers, stops = numpy.zeros(len(begins), numpy.int64), begins
     is_number = numpy.ones(len(begins), numpy.bool_)
     for _ in range(_DIGITS_MAX + 1):
@@ -412,8 +412,7 @@ def _find_below(
 
 
 def find_lacking(flavor: str, positions: pyarrow.ChunkedArray, floors: pyarrow.ChunkedArray) -> Booleans:
-    """Whether each position lacks the floor beside it; False where one of them cannot be read, which its stamp
-    says."""
+    """Whether each position lacks the floor beside it; False if one of them cannot be read, which its stamp says."""
     position, floor = (column.combine_chunks().dictionary_encode() for column in (positions, floors))
     count = len(position.dictionary)
     pieces = _split(flavor, pyarrow.concat_arrays([position.dictionary, floor.dictionary]))
@@ -450,7 +449,7 @@ def find_lacking(flavor: str, positions: pyarrow.ChunkedArray, floors: pyarrow.C
 
 @lru_cache(65536)
 def lacks(flavor: str, position: str, floor: str) -> bool:
-    """True if a position lacks a floor; False where one of them cannot be read."""
+    """True if a position lacks a floor; False if one of them cannot be read."""
     try:
         return not parse_position(flavor, position).contains(parse_position(flavor, floor))
     except FormatError:

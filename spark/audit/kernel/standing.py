@@ -44,7 +44,7 @@ class Raised:
     """The effect of statements on whole tables on each stamp: since when it lacks one (``since``), from when on it
     must not be served (``stale_after``), and whether one stands between the row that it knows and it (``hides_row``).
 
-    ``concerns``: whether there is any for the tables of its object.
+    ``concerns``: True if there is one for the tables of its object.
     """
 
     since: Integers
@@ -104,8 +104,8 @@ def _suffix_minima(values: list[int]) -> Integers:
 class Placed:
     """Actions with each of their stamps among the changes and their acknowledgements.
 
-    ``ack_end``, ``ack_change``, ``ack_row``: of the earliest acknowledgement of what the stamp lacks. ``is_odd``:
-    whether a stamp holds events out of order that matter to its item.
+    ``ack_end``, ``ack_change``, ``ack_row``: end, change and row of the earliest acknowledgement of what the stamp
+    lacks. ``is_odd``: True if a stamp holds events out of order that matter to its item.
     """
 
     found: Found

@@ -94,9 +94,9 @@ class Slices:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """``as_of_us``: later actions are not judged. ``from_us``: actions up to then are evidence alone.
-    ``clock_error_us``: what two clocks may differ; ``clock_wrong_us``: from where on a clock is wrong.
-    ``missed_after_us``: how late an invalidation may be. ``view_us``: how long readers trust a copy of the node's
-    record. ``slices``: what hits are counted by over time."""
+    ``clock_error_us``: difference that two clocks may have; ``clock_wrong_us``: difference from which on a clock is
+    wrong. ``missed_after_us``: time that an invalidation may take. ``view_us``: time for which readers trust a copy
+    of the node's record. ``slices``: slices of time by which hits are counted."""
 
     as_of_us: int
     from_us: int = ALWAYS

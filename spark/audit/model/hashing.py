@@ -20,7 +20,7 @@ from spark.audit.model.row import NO_NUMBER
 
 _DENSE_MAX: Final = 1 << 20
 DIGEST_BYTES: Final = 8
-"""So many bytes of a digest are compared; they are a hash already."""
+"""Bytes of a digest that are compared; they are a hash already."""
 
 
 @lru_cache(65536)
@@ -59,7 +59,7 @@ def shorten(digests: pyarrow.Array) -> pyarrow.Array:
     for at in numpy.flatnonzero((length > 0) & ~is_long).tolist():
         numbers[at] = numpy.frombuffer(xxhash.xxh3_64_digest(digests[at].as_py()), "<i8")[0]
     is_there = digests.is_valid().to_numpy(zero_copy_only=False)
-    # The number that stands for null in the replay is no digest.
+    # The number that stands for null in the replay is not a digest.
     numbers[numbers == NO_NUMBER] = 0
     return pyarrow.array(numbers, mask=~is_there)
 
@@ -84,7 +84,7 @@ def number_values(values: NDArray[Any]) -> tuple[NDArray[numpy.int64], NDArray[A
 
 
 def find_distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """The different values, rising. Fast where there is only one, as of most histories."""
+    """The different values, rising. Fast if there is only one, as in most histories."""
     if len(values) and (values == values[0]).all():
         return values[:1]
     return numpy.unique(values)

@@ -26,7 +26,7 @@ ROW: Final = 1
 AFTER_ABSENT: Final = 2
 BEFORE_ABSENT: Final = 4
 ABSENT: Final = 8
-"""A fill or hit: the value is that there is no such row."""
+"""A fill or hit: the value says that the row does not exist."""
 UNANSWERED: Final = 16
 """A fill: the node did not answer, so the value may be stored or not."""
 SERVED_STALE: Final = 32
@@ -44,7 +44,7 @@ NO_NUMBER: Final = -(1 << 63)
 STAMP: Final = numpy.dtype(
     [("lineage", "<i8"), ("life", "<i8"), ("prefix", "<i8"), ("flags", "<i4"), ("extras", "<u4")]
 )
-"""A packed stamp; ``extras``: how many ordinals of 8 bytes follow."""
+"""A packed stamp; ``extras``: number of ordinals of 8 bytes that follow."""
 
 
 class AuditedEntry(NamedTuple):

@@ -44,7 +44,7 @@ UNKNOWN_FLAGS: Final = MALFORMED | NO_ARCHIVE | BEFORE_ARCHIVE | FRAGMENTED
 
 
 class Run(NamedTuple):
-    """Consecutive numbers of one source at consecutive ordinals. ``transactions``: how many of them were seen."""
+    """Consecutive numbers of one source at consecutive ordinals. ``transactions``: number of transactions seen."""
 
     source: str
     server: str
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a position stands: see the module. ``extras`` rise; ``flags`` say what is not known."""
+    """The place of a position: see the module. ``extras`` rise; ``flags`` say what is not known."""
 
     prefix: int
     extras: tuple[int, ...] = ()
@@ -131,7 +131,7 @@ class Lineage:
     """One lineage of the archive. ``number``: its hash, which stands for its name in rows.
 
     ``epoch_ends``: by epoch, the last ordinal of it. ``breaks``: ordinals after which the archive lacks something.
-    ``times``: for each bucket of ``bucket`` ordinals from ``first`` on, the latest time up to its end, microseconds.
+    ``times``: latest time up to the end of each bucket of ``bucket`` ordinals from ``first`` on, in microseconds.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Lineage:
     times: NDArray[numpy.int64] = field(default_factory=lambda: numpy.zeros(0, numpy.int64))
 
     def place(self, epoch: int, text: str) -> Place:
-        """Where the position ``text`` of this lineage stands. Never raises: what cannot be read has a flag."""
+        """The place of the position ``text`` of this lineage. Never raises: what cannot be read has a flag."""
         try:
             intervals = _intervals(self.flavor, text)
         except FormatError:
@@ -200,8 +200,8 @@ class Lineage:
         return chains is None or spans[-1][1] > max(chain.lasts[-1] for chain in chains)
 
     def time(self, ordinal: int) -> int:
-        """A time at which ``ordinal`` was committed at the earliest, as far as the clocks of the archive go; less for
-        large archives, by a bucket. `NOTHING` where none is known."""
+        """The earliest time at which ``ordinal`` can have been committed, by the clocks of the archive; in large
+        archives up to a bucket earlier. `NOTHING` if none is known."""
         at = (ordinal - self.first + 1) // self.bucket - 1
         return int(self.times[min(at, len(self.times) - 1)]) if at >= 0 and len(self.times) else NOTHING
 

@@ -198,7 +198,7 @@ def draw_timeline(example: Mapping[str, Any]) -> str:
 
 
 def _mark(left: float, right: float, y: float, told: str, color: str) -> Iterator[str]:
-    """A bar, and beside it what it is, where there is room."""
+    """A bar, with its label beside it if there is room."""
     wide = max(_MARK, right - left)
     yield draw_rect(left - (_MARK / 2 if wide == _MARK else 0), y + 8, wide, 14, color)
     if right < _LEFT + _ROOM * 0.7:

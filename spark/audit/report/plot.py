@@ -94,7 +94,7 @@ def _chart(group: HitsOverTime, slices: Slices, left: float, top: float, step: f
 
 
 def _height(fresh: int, count: int) -> float:
-    """The part of the chart that the share fills, 0 to 1. It is 1 only where all are fresh."""
+    """The part of the chart that the share fills, 0 to 1. It is 1 only if all are fresh."""
     if fresh == count:
         return 1.0
     lines = len(_CHART_LINES) - 1
@@ -148,7 +148,7 @@ def shorten(name: str) -> str:
 
 
 def plot_histogram(edges_seconds: Sequence[float], counts: Sequence[int], none: str) -> str:
-    """Bars on a logarithmic scale: one stale hit among a million can be seen. ``none``: what 0 s is called."""
+    """Bars on a logarithmic scale: one stale hit among a million can be seen. ``none``: label of 0 s."""
     total, most = sum(counts), max(counts, default=0)
     if not total:
         return '<p class="soft">nothing to show</p>'

@@ -42,7 +42,7 @@ DIMENSIONS: Final = ("all", "table", "shard", "node", "version")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share with its 95 % bounds (Wilson). All 1 and 0 where nothing was counted: then nothing is known."""
+    """A share with its 95 % bounds (Wilson). The bounds are 0 and 1 if nothing was counted: nothing is known."""
 
     count: int
     of: int
@@ -64,7 +64,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Nines:
-    """Hits of one group: which share was at most so many seconds out of date. ``within``: by seconds."""
+    """Hits of one group. ``within``: share of hits that were at most that much out of date, by seconds."""
 
     dimension: str
     name: str
@@ -288,7 +288,7 @@ def count_over_time(
 
 
 def count_served(poison: Collection[tuple[Who, PoisonedHits]], hits: int) -> Served:
-    """``hits``: how many were judged."""
+    """``hits``: number of hits that were judged."""
     places: dict[str, Counter[str]] = {"node": Counter(), "object": Counter(), "version": Counter()}
     for who, each in poison:
         names = (who.node, who.object, who.client.rpartition("/")[2])

@@ -1,7 +1,7 @@
 """Tables of all audits, for trends: violations and nines, divided by day, so that a query over days reads those days
 alone.
 
-`spark.audit.report.trend_table` says where they are kept. Called by the audit's main.
+`spark.audit.report.trend_table` stores them. Called by the audit's main.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class IcebergTables:
             with made, made.update_spec() as spec:
                 spec.add_identity(DAY.name)
         with warnings.catch_warnings():
-            # It is told of an audit that had no rows there, which is the rule.
+            # The catalog warns if an audit had no rows there, which is the usual case.
             warnings.filterwarnings("ignore", "Delete operation did not match any records")
             self._catalog.load_table(identifier).overwrite(rows, overwrite_filter=_mine(as_of_us))
 

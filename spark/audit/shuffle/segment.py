@@ -1,7 +1,7 @@
 """The context of each piece of a hot item, so that it is judged as if all rows of the item were there.
 
 A position is judged by the last change that it holds, the first that it lacks, and the earliest acknowledgement of
-what it lacks. So each segment tells its **border**: its first and its last change, and for each node and life the
+what it lacks. So each segment yields its **border**: its first and its last change, and for each node and life the
 earliest acknowledgements. These are all that others need of nearly every action. Two questions remain, and are asked
 by name: who stored an entry that nobody stored in this segment (thin air), and which changes left a value that is not
 the row at its position. Each segment answers with its rows. ::
@@ -9,8 +9,8 @@ the row at its position. Each segment answers with its rows. ::
     rows in segments -> border, questions -> answers -> each piece is judged, with all of these as context
 
 An item that needs more is judged whole, in one piece, as one that is not hot: positions of several lineages, events
-out of order that matter to the item, one node that was told by single transactions and by prefixes, and values whose
-answer is longer than a piece. Called by the audit, before the pieces are judged.
+out of order that matter to the item, invalidations on one node by single transactions and by prefixes, and values
+whose answer is longer than a piece. Called by the audit, before the pieces are judged.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ _WHOLE: Final = pyarrow.schema([("base", pyarrow.int32())])
 _QUESTION: Final = pyarrow.schema(
     [("base", pyarrow.int32()), ("of_value", pyarrow.bool_()), *((name, pyarrow.int64()) for name in "abc")]
 )
-"""``base``: of the item. Who stored an entry (node, version, life), or which changes left a value (whether there is
-no row, its digest)."""
+"""``base``: base of the item. Who stored an entry (node, version, life), or which changes left a value (whether the
+row is absent, its digest)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``rows``: of all pieces (`_TOLD`) what others need. ``whole``: items that are judged whole, by ``base``."""
+    """``rows``: rows of all pieces (`_TOLD`) that others need. ``whole``: items that are judged whole, by
+    ``base``."""
 
     spread: Spread
     rows: pyarrow.Table
@@ -117,7 +118,7 @@ class Context:
 def find_context(
     shuffled: Shuffled, spread: Spread, rules: Rules, known: Knowledge, rows_max: int
 ) -> Context:
-    """The context of the pieces of hot items. ``rows_max``: of an answer."""
+    """The context of the pieces of hot items. ``rows_max``: most rows of an answer."""
     nothing = Context(spread, _TOLD.empty_table(), frozenset())
     if not spread.items:
         return nothing
@@ -140,8 +141,8 @@ def find_context(
 
 
 def _is_odd(item: HotItem, border: pyarrow.Table) -> bool:
-    """True if a position of one segment holds events of a later one out of order, or if one node was told by single
-    transactions in one segment and by prefixes in another."""
+    """True if a position of one segment holds events of a later one out of order, or if one node has invalidations by
+    single transactions in one segment and by prefixes in another."""
     pieces = border.column("piece").to_numpy()
     mine = border.filter(pyarrow.array(numpy.isin(pieces, numpy.array(item.pieces))))
     segments = [item.find(piece).number for piece in mine.column("piece").to_pylist()]
@@ -172,7 +173,7 @@ def _is_odd(item: HotItem, border: pyarrow.Table) -> bool:
 @dataclass(frozen=True, slots=True)
 class BorderStep:
     """A step for each piece of a hot item: its ``border`` (`_TOLD`), its ``questions`` (`_QUESTION`), and ``whole``
-    (`_WHOLE`) where the item must be judged whole."""
+    (`_WHOLE`) if the item must be judged whole."""
 
     spread: Spread
     rules: Rules

@@ -69,7 +69,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """All that an audit hands on. ``pending`` as `PENDING`; ``items``: those of the state that it continued."""
+    """All that an audit hands on. ``pending`` as `PENDING`; ``items``: items of the state that it continued."""
 
     kept: Kept
     engine: Engine
@@ -135,10 +135,10 @@ def _find_waiting(columns: Mapping[str, NDArray[Any]], pending: pyarrow.Table) -
 
 @dataclass(frozen=True, slots=True)
 class KeepStep:
-    """A step for each piece: rows that are kept go to a file, whose name is told (`_FILE`). The ``newest`` rows
-    (`REPLAY`) of an item in several pieces (``spread``) are told, and not written.
+    """A step for each piece: write the rows that are kept to a file, and yield its name (`_FILE`). Yield the
+    ``newest`` rows (`REPLAY`) of an item in several pieces (``spread``), and do not write them.
 
-    A task that is started again writes another file. Files whose names are not told are none of the state.
+    A task that is started again writes another file. Files whose names are not collected are not part of the state.
     """
 
     folder: str
@@ -245,7 +245,7 @@ def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
 
 
 def load_state(folder: Folder) -> State:
-    """Read what `save_state` wrote last. Raises `ConfigError` where there is none, `FormatError` for one of another
+    """Read what `save_state` wrote last. Raises `ConfigError` if there is none, `FormatError` for one of another
     version and for one that is not whole."""
     whole = sorted(name for name, has_manifest in _find_generations(folder).items() if has_manifest)
     if not whole:

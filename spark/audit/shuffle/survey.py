@@ -25,12 +25,12 @@ from spark.audit.model.timeline import ALWAYS
 from spark.audit.shuffle.state import Kept, State
 
 SETTLE_US: Final = 5_000_000
-"""How long before the archive's end an audit stops by itself: what was committed then may not be archived yet."""
+"""Time between the end of an audit, by default, and the archive's end: later commits may not be archived yet."""
 ROWS_PER_PIECE: Final = 120_000
 """A piece is in memory as a whole, with up to 1,000 bytes for each row."""
 PIECES_MIN: Final = 8
 PIECES_MAX: Final = 256
-"""More pieces only where they would be larger than `ROWS_PER_LARGE_PIECE`: each task writes to each piece."""
+"""More pieces only if they would be larger than `ROWS_PER_LARGE_PIECE`: each task writes to each piece."""
 ROWS_PER_LARGE_PIECE: Final = 1_000_000
 
 
@@ -58,8 +58,8 @@ WHOLE: Final = Scope()
 @dataclass(frozen=True, slots=True)
 class Survey:
     """``rules``: with the time up to which actions are judged. ``shuffled``: the rows of the replay, in their pieces;
-    its owner closes it. ``spread``: which piece each row is in. ``damages``: of the evidence itself. ``kept``: what
-    the next audit gets."""
+    its owner closes it. ``spread``: which piece each row is in. ``damages``: damage to the evidence itself. ``kept``:
+    state for the next audit."""
 
     rules: Rules
     shuffled: Shuffled
@@ -161,7 +161,7 @@ def _know(
     kept: Kept | None,
     since_us: int,
 ) -> Knowledge:
-    """``kept``: of the audits before. ``since_us``: older actions may be left out."""
+    """``kept``: state of the previous audits. ``since_us``: older actions may be left out."""
     before = kept.known if kept else Knowledge({})
     numbers = {lineage.name: number for number, lineage in archive.lineages.items()}
     by_table: dict[tuple[int, str], list[int]] = {}
