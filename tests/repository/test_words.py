@@ -47,11 +47,11 @@ CEILINGS: Final = {
     "benchmarks": 4,
     "docs": 25,
     "examples": 2,
-    "freshness": 19,
+    "freshness": 17,
     "integration": 27,
-    "invalidator": 406,
-    "spark": 233,
-    "tests": 152,
+    "invalidator": 42,
+    "spark": 31,
+    "tests": 151,
 }
 
 
