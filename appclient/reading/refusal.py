@@ -22,8 +22,8 @@ LOG_SECONDS: Final = 60.0
 
 _FILES = "application and invalidator run with different files: give both the same one"
 _PRIMARY = (
-    "the primary was read, and is not known to show it: on MariaDB, a row that a writer holds, or a composite that "
-    "is read soon after a change. Otherwise a position that no server reaches (an errant GTID)"
+    "the primary was read, and is not known to show it: on MariaDB, a row, or a member of a composite, that a "
+    "writer holds. Otherwise a position that no server reaches (an errant GTID)"
 )
 
 REMEDIES: Final[dict[ReadOutcome, str]] = {
