@@ -278,7 +278,10 @@ def plant_turns(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_adapter(patch: pytest.MonkeyPatch) -> None:
+    """No statement is looked at, and another connection of the engine is asked for its session."""
     patch.setattr("appclient.connection.statement.changes_session", lambda _: False)
+    ask = CachedReads._read_session
+    patch.setattr(CachedReads, "_read_session", lambda self, site, _, engine: ask(self, site, None, engine))
 
 
 @pytest.mark.parametrize(

@@ -841,6 +841,8 @@ ELSEWHERE: Final[Mapping[Rule, str]] = {
     "test_a_domain_that_the_primary_has_and_a_replica_does_not_show",
     Rule.NODE_FULL: "integration/invalidator/test_checkup.py::"
     "test_a_node_that_a_neighbour_has_filled_is_told_as_such",
+    Rule.PAST: "integration/invalidator/test_checkup.py::test_a_server_whose_sessions_read_the_past",
+    Rule.PRIMARY_CHANGED: "integration/invalidator/test_checkup.py::test_a_primary_with_another_identity",
     Rule.OTHER_CACHE: "tests/unit/invalidator/rules/test_node.py::test_other_servers_that_speak_redis",
     Rule.AURORA_READER: "tests/unit/invalidator/rules/test_replica.py::test_a_reader_of_aurora",
     Rule.OLD_SERVER: "tests/unit/invalidator/rules/test_primary.py::test_a_server_that_is_too_old",
