@@ -6,12 +6,17 @@ gets them shows everything of these rows that was in the log before. InnoDB alon
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+import logging
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from freshness.algorithm.lookup import ReadServer
+from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable
 from freshness.position.token import EventToken
+
+log = logging.getLogger(__name__)
 
 Servers: TypeAlias = MutableMapping[str, ReadServer]
 """The server that was read, by lineage."""
@@ -38,6 +43,17 @@ class Required:
 
 
 NOTHING_REQUIRED: Final = Required(None)
+
+
+@contextmanager
+def giving_way(lineage: str) -> Iterator[None]:
+    """Around a read that its caller repeats without what is required if no server answers it."""
+    try:
+        yield
+    except (QueryTimedOut, ConnectionsExhausted):
+        raise
+    except SourceUnavailable as error:
+        log.debug("%s is read without what the cache requires: %s", lineage, error)
 
 
 def log_sql(tables: Sequence[str]) -> tuple[str, list[str]]:

@@ -36,16 +36,25 @@ from appclient.database.atleast import (
     parse_committed,
     wait_sql,
 )
-from appclient.database.required import BUSY, LOCK, NOTHING_REQUIRED, KeyedRows, Required, Servers, log_sql
+from appclient.database.required import (
+    BUSY,
+    LOCK,
+    NOTHING_REQUIRED,
+    KeyedRows,
+    Required,
+    Servers,
+    giving_way,
+    log_sql,
+)
 from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardServers, close_open
 from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
 from freshness.database.session import NAME_IN_SESSION
-from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable, SourceUnsuitable
+from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position, parse_position
-from freshness.position.token import EventToken, covers
+from freshness.position.token import EventToken, covers, lacks
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 
 log = logging.getLogger(__name__)
@@ -180,12 +189,8 @@ class ShardDatabase(ShardServers):
             return result
 
         if required is not None:
-            try:
+            with giving_way(self.lineage):
                 return run(lambda connection, address: noted(connection, address, required))
-            except (QueryTimedOut, ConnectionsExhausted):
-                raise
-            except SourceUnavailable as error:
-                log.debug("%s is read without what the cache requires: %s", self.lineage, error)
         return run(lambda connection, address: noted(connection, address, None))
 
     def end_snapshot(self, snapshot: ShardSnapshot, opened: LoaderConnection | None) -> EventToken | None:
@@ -325,7 +330,7 @@ class ShardDatabase(ShardServers):
         and the primary is down or gets no more such reads."""
         token, server = self._read_asked(connection, address, asked)
         primary = self._shard.primary
-        if required is None or token is None or address == primary or covers(token, required):
+        if address == primary or not lacks(token, required):
             return token, server
         if IS_LAST.get() and not self.is_permitted():
             return token, server

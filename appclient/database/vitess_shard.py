@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from appclient.connection.query import LoaderConnection, LoaderError, QueryResult, Row, run_loader, unwrap
 from appclient.database.atleast import behind, enclosed_by, is_of_the_past
-from appclient.database.required import NOTHING_REQUIRED, Required, Servers
+from appclient.database.required import NOTHING_REQUIRED, Required, Servers, giving_way
 from appclient.database.servers import DEFAULTS, ServerAccess, close_open
 from appclient.database.shard import ShardDatabase
 from freshness.algorithm.lookup import ReadServer
@@ -18,10 +17,7 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.vitess import VitessShard, of_primary, on_one_tablet
-from freshness.errors import ConnectionsExhausted, QueryTimedOut, SourceUnavailable
-from freshness.position.token import EventToken, covers
-
-log = logging.getLogger(__name__)
+from freshness.position.token import EventToken, covers, lacks
 
 Result = TypeVar("Result")
 
@@ -77,10 +73,8 @@ class VitessShardDatabase(ShardDatabase):
                 enclosed_by(self.lineage, tablet.token, at_least),
             ):
                 shown = required.token
-                lacks = shown is LATEST or (
-                    shown is not None and tablet.token is not None and not covers(tablet.token, shown)
-                )
-                if lacks and of_primary is not None and of_primary.is_permitted():
+                is_late = shown is LATEST or lacks(tablet.token, shown)
+                if is_late and of_primary is not None and of_primary.is_permitted():
                     return None
                 result = run_loader(load, opened)
                 if not opened.is_in_step:
@@ -92,12 +86,8 @@ class VitessShardDatabase(ShardDatabase):
         answer = self.run(read)
         if answer is None:
             assert of_primary is not None
-            try:
+            with giving_way(self.lineage):
                 return of_primary.snapshot(load, at_least, servers=servers)
-            except (QueryTimedOut, ConnectionsExhausted):
-                raise
-            except SourceUnavailable as error:
-                log.debug("%s is read without what the cache requires: %s", self.lineage, error)
             return self.snapshot(load, at_least, servers=servers)
         result, token = answer
         loaded = unwrap(result)

@@ -20,7 +20,7 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, order_rows, quote_name
 from freshness.errors import ConfigError
 from freshness.objects.registry import ObjectDefinition
-from freshness.position.token import EventToken, covers
+from freshness.position.token import EventToken, covers, lacks
 from freshness.values.codec import decode_value, encode_value
 
 LoaderFunction = Callable[..., Any]
@@ -43,10 +43,7 @@ def join_required(lookups: Sequence[Lookup]) -> Mapping[str, EventToken]:
 
 def _shows(loaded: Loaded, required: Mapping[str, EventToken]) -> bool:
     """Whether the value has what it must show. One without a token may have it, and is not stored."""
-    return all(
-        lineage not in loaded.tokens or covers(loaded.tokens[lineage], token)
-        for lineage, token in required.items()
-    )
+    return not any(lacks(loaded.tokens.get(lineage), token) for lineage, token in required.items())
 
 
 class ObjectLoader:

@@ -19,7 +19,7 @@ from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX
 from freshness.errors import FreshnessError
-from freshness.position.token import EventToken, covers
+from freshness.position.token import EventToken, covers, lacks
 from freshness.value import value
 
 REFRESH_SHARE: Final = 0.9
@@ -231,8 +231,8 @@ class Pending:
         )
 
     def _lacks(self, row: Loaded, lineage: str) -> bool:
-        asked, token = self.asked.get(lineage), row.tokens.get(lineage)
-        return asked is LATEST or (asked is not None and token is not None and not covers(token, asked))
+        asked = self.asked.get(lineage)
+        return asked is LATEST or lacks(row.tokens.get(lineage), asked)
 
     def _is_own(self, row: Loaded) -> bool:
         """A row of another spelling has another stripe."""

@@ -138,6 +138,12 @@ def covers(one: EventToken, two: EventToken) -> bool:
     return one.lineage == two.lineage and one.epoch == two.epoch and one.position.contains(two.position)
 
 
+def lacks(shown: EventToken | None, asked: EventToken | None) -> bool:
+    """True iff a value read at ``shown`` is not known to hold what is asked of it. False if nothing is asked, or if
+    it has no token: nobody stores it."""
+    return shown is not None and asked is not None and not covers(shown, asked)
+
+
 def _require_size(size: int) -> None:
     if size > ENCODED_BYTES_MAX:
         raise FormatError(
