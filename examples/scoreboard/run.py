@@ -242,7 +242,8 @@ def put_under_load(
     half_way: Callable[[], None],
     read_on_seconds: float = READ_ON_SECONDS,
 ) -> tuple[Findings, int, float]:
-    """Findings of the sessions, SELECTs of both servers, and seconds. ``half_way`` is called once."""
+    """Findings of the sessions, SELECTs of both servers, and seconds. ``half_way`` is called once, also if the
+    sessions have read everything before this thread runs."""
     findings, ledger, lock, ends = Findings(), Ledger(), threading.Lock(), Ends()
     before, began = count_selects(running.pair), time.monotonic()
     with ThreadPoolExecutor(SESSIONS) as pool:
@@ -256,13 +257,19 @@ def put_under_load(
             )
             for number in range(SESSIONS)
         ]
-        try:
-            is_over_half = False
-            while findings.reads < reads and not any(session.done() for session in sessions):
+
+        def read(at_least: int) -> bool:
+            """Whether that many rows were read before a session failed."""
+            while findings.reads < at_least:
+                if any(session.done() for session in sessions):
+                    return False
                 time.sleep(0.05)
-                if findings.reads > reads // 2 and not is_over_half:
-                    half_way()
-                    is_over_half = True
+            return True
+
+        try:
+            if read(reads // 2):
+                half_way()
+                read(reads)
             ends.orders.set()
             time.sleep(read_on_seconds)
         finally:

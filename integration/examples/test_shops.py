@@ -234,6 +234,12 @@ def assert_right(running: RunningShop, findings: Findings) -> None:
     assert count_poisoned(running) == 0
 
 
+def test_sessions_that_are_done_at_once_are_disturbed_all_the_same(running: RunningShop) -> None:
+    calls: list[str] = []
+    put_under_load(running, 0, 13, half_way=lambda: calls.append("half way"), read_on_seconds=0)
+    assert calls == ["half way"]
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_under_load_is_replaced(running: RunningShop) -> None:
     before = workers_of(running)
