@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+from examples.scoreboard.shop import OURS
 from examples.sqlalchemy_shop.models import Category, Product, Row, row_of
 from examples.sqlalchemy_shop.place import CACHE, PRIMARY_PORT, REPLICA_PORT, url_of
 
@@ -58,7 +59,7 @@ async def lifespan(app: Any) -> AsyncIterator[dict[str, Any]]:
     yield {}
 
 
-if CACHE == "freshness":
+if CACHE in OURS:
     from fastapi import Request
 
     from appclient.sqlalchemy import CachedReads
@@ -81,8 +82,24 @@ if CACHE == "freshness":
         async def committed(self, session: AsyncSession, key: int) -> None:
             self._reads.add(self._writes.commit_token(session))
 
+    class RowsCatalog(FreshCatalog):
+        """The rows by the cache's own methods, as dicts: no ORM."""
+
+        async def read_page(self, key: int) -> tuple[Row, str]:
+            row = await self.read_product(key)
+            return row, (await self._reads.get("category", row["category_id"]))["name"]
+
+        async def read_products(self, keys: Iterable[int]) -> dict[int, Row]:
+            found = await self._reads.get_many("product", keys)
+            return {key: {**row, "price": str(row["price"])} for key, row in found.items()}
+
+        async def read_product(self, key: int) -> Row:
+            row: Row = await self._reads.get("product", key)
+            return {**row, "price": str(row["price"])}
+
     def open_fresh_catalog(request: Request) -> Catalog:
-        return FreshCatalog(request.state.cached, request.state.writes, request_reads(request))
+        kind = FreshCatalog if CACHE == "freshness" else RowsCatalog
+        return kind(request.state.cached, request.state.writes, request_reads(request))
 
     def fresh_around(app: Any) -> Any:
         """Outside of the whole application, so that it also sees the commit of an endpoint that fails

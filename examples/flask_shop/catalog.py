@@ -11,6 +11,7 @@ from flask import Flask
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session, sessionmaker
 
+from examples.scoreboard.shop import OURS
 from examples.sqlalchemy_shop.models import Category, Product, Row, row_of
 from examples.sqlalchemy_shop.place import CACHE, PLAIN, PRIMARY_PORT, REPLICA_PORT, url_of
 
@@ -52,7 +53,7 @@ def open_catalog(app: Flask) -> Catalog:
     return Catalog(app)
 
 
-if CACHE == "freshness":
+if CACHE in OURS:
     from appclient.flask import Freshness
     from appclient.sqlalchemy import CachedReads
     from examples.scoreboard.tally import count
@@ -75,8 +76,23 @@ if CACHE == "freshness":
         def committed(self, session: Session, key: int) -> None:
             self._fresh.reads.add(self._writes.commit_token(session))
 
+    class RowsCatalog(FreshCatalog):
+        """The rows by the cache's own methods, as dicts: no ORM."""
+
+        def read_page(self, key: int) -> tuple[Row, str]:
+            row = self.read_product(key)
+            return row, self._fresh.reads.get("category", row["category_id"])["name"]
+
+        def read_products(self, keys: Iterable[int]) -> dict[int, Row]:
+            found = self._fresh.reads.get_many("product", keys)
+            return {key: {**row, "price": str(row["price"])} for key, row in found.items()}
+
+        def read_product(self, key: int) -> Row:
+            row: Row = self._fresh.reads.get("product", key)
+            return {**row, "price": str(row["price"])}
+
     def open_fresh_catalog(app: Flask) -> Catalog:
-        return FreshCatalog(app)
+        return FreshCatalog(app) if CACHE == "freshness" else RowsCatalog(app)
 
     open_catalog = open_fresh_catalog
 

@@ -20,19 +20,23 @@ from typing import Any, Final
 OLD_SECONDS: Final = 6.0
 """Far above the lag of the replica: a value that is older comes from a cache that keeps it."""
 
+LATE_SECONDS: Final = 1.0
+"""The shortest lag of the replica. An invalidation takes less: a later row is of the replica, or was poisoned."""
+
 WITHDRAWN: Final = "-1.00"
 BASKET: Final = 30
 
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of all sessions. ``seconds``: time of each page read. ``refused``: number of pages that
-    failed."""
+    """Findings of all sessions. ``late``, ``old``: number of rows shown that a commit had replaced for `LATE_SECONDS`
+    or `OLD_SECONDS`. ``seconds``: time of each page read. ``refused``: number of pages that failed."""
 
     reads: int = 0
     orders: int = 0
     refused: int = 0
     own_past: int = 0
+    late: int = 0
     old: int = 0
     withdrawn: int = 0
     disconnected: int = 0
@@ -104,9 +108,11 @@ class Browser:
         for name, shown in answer["products"].items():
             key, version = int(name), shown["version"]
             is_own_past = version < own.get(key, 0)
+            is_late = version < self._ledger.version_at(key, began - LATE_SECONDS)
             is_old = version < self._ledger.version_at(key, began - OLD_SECONDS)
             with self._lock:
                 self._findings.own_past += is_own_past
+                self._findings.late += is_late
                 self._findings.old += is_old
                 self._findings.withdrawn += shown["price"] == WITHDRAWN
 

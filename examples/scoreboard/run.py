@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from examples.scoreboard.load import Browser, Ends, Findings, Ledger, browse
-from examples.scoreboard.shop import Shop
+from examples.scoreboard.shop import OURS, Shop
 from examples.scoreboard.tally import read_tally
 from integration.configuration import write_config
 from integration.harness import System
@@ -44,7 +46,8 @@ READ_ON_SECONDS: Final = 3.0
 class Score:
     """The result of one run. ``poisoned``: products whose cached row is not the primary's after all is quiet,
     of ``products``.
-    ``selects``: number of statements that both servers ran. ``hit_rate``: share of hits that the library
+    ``selects``: number of statements that both servers ran; ``primary_selects``: their number on the primary.
+    ``processor_ms``: time of the workers' processors for a page. ``hit_rate``: share of hits that the library
     reports, or that memcached reports for another cache; None without a cache."""
 
     shop: str
@@ -54,12 +57,15 @@ class Score:
     reads: int
     orders: int
     own_past: int
+    late: int
     old: int
     withdrawn: int
     poisoned: int
     products: int
     selects: int
+    primary_selects: int
     hit_rate: float | None
+    processor_ms: float
     p50_ms: float
     p99_ms: float
     seconds: float
@@ -69,8 +75,22 @@ class Score:
     @property
     def is_right(self) -> bool:
         """Whether nobody saw what was rolled back, and with the library nothing is old either."""
-        wrong = self.own_past + self.old + self.poisoned if self.cache == "freshness" else 0
+        wrong = self.own_past + self.old + self.poisoned if self.cache in OURS else 0
         return wrong + self.withdrawn == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Costs of a load. ``selects``, ``primary_selects``: see `Score`. ``processor_seconds``: time of all workers,
+    with the ended ones."""
+
+    selects: int
+    primary_selects: int
+    processor_seconds: float
+    seconds: float
+
+    def __sub__(self, before: Cost) -> Cost:
+        return Cost(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class ShopServer(ServerProcess):
@@ -93,6 +113,16 @@ class ShopServer(ServerProcess):
 
     def is_ready(self) -> bool:
         return read_page(self.port, "/products/1") is not None
+
+    def processor_seconds(self) -> float:
+        """Processor time of the workers so far, and of what has ended; in seconds."""
+        main = psutil.Process(self.pid)
+        ended = main.cpu_times()
+        total = ended.children_user + ended.children_system
+        for child in main.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it ends, and its time is the parent's from now on
+                total += sum(child.cpu_times()[:2])
+        return total
 
     def restart_workers(self) -> None:
         """Each worker ends after its requests, and another one starts."""
@@ -173,7 +203,7 @@ def running_shop(shop: Shop, pair: Pair, cache: str, folder: Path) -> Iterator[R
             "SHOP_REPLICA_PORT": str(pair.replica.port),
         }
         make_tables(shop, pair, environment)
-        invalidator = stack.enter_context(InvalidatorProcess(path)) if cache == "freshness" else None
+        invalidator = stack.enter_context(InvalidatorProcess(path)) if cache in OURS else None
         system = System(pair, [node], path, invalidator) if invalidator else None
         pair.wait_caught_up()
         pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS)
@@ -191,7 +221,7 @@ def run_shop(shop: Shop, pair: Pair, cache: str, folder: Path, *, reads: int, se
 
 def score_load(running: RunningShop, *, reads: int, seed: int) -> Score:
     """Run the load until ``reads`` rows were read, with new workers half way, and judge it."""
-    findings, selects, seconds = put_under_load(running, reads, seed, half_way=running.server.restart_workers)
+    findings, cost = put_under_load(running, reads, seed, half_way=running.server.restart_workers)
     hit_rate = running.find_hit_rate()
     poisoned = count_poisoned(running)
     taken = sorted(findings.seconds)
@@ -203,15 +233,18 @@ def score_load(running: RunningShop, *, reads: int, seed: int) -> Score:
         reads=findings.reads,
         orders=findings.orders,
         own_past=findings.own_past,
+        late=findings.late,
         old=findings.old,
         withdrawn=findings.withdrawn,
         poisoned=poisoned,
         products=PRODUCTS,
-        selects=selects,
+        selects=cost.selects,
+        primary_selects=cost.primary_selects,
         hit_rate=hit_rate,
+        processor_ms=round(1000 * cost.processor_seconds / len(taken), 2),
         p50_ms=round(taken[len(taken) // 2] * 1000, 2),
         p99_ms=round(taken[len(taken) * 99 // 100] * 1000, 2),
-        seconds=round(seconds, 1),
+        seconds=round(cost.seconds, 1),
         disconnected=findings.disconnected,
         failures=sum(number for status, number in findings.statuses.items() if status not in (0, 200)),
     )
@@ -241,11 +274,11 @@ def put_under_load(
     *,
     half_way: Callable[[], None],
     read_on_seconds: float = READ_ON_SECONDS,
-) -> tuple[Findings, int, float]:
-    """Findings of the sessions, SELECTs of both servers, and seconds. ``half_way`` is called once, also if the
-    sessions have read everything before this thread runs."""
+) -> tuple[Findings, Cost]:
+    """Findings of the sessions, and the costs. ``half_way`` is called once, also if the sessions have read everything
+    before this thread runs."""
     findings, ledger, lock, ends = Findings(), Ledger(), threading.Lock(), Ends()
-    before, began = count_selects(running.pair), time.monotonic()
+    before = measure_cost(running)
     with ThreadPoolExecutor(SESSIONS) as pool:
         sessions = [
             pool.submit(
@@ -276,12 +309,16 @@ def put_under_load(
             ends.reads.set()
         for session in sessions:
             session.result()
-    return findings, count_selects(running.pair) - before, time.monotonic() - began
+    return findings, measure_cost(running) - before
 
 
-def count_selects(pair: Pair) -> int:
-    servers = (pair.primary, pair.replica)
-    return sum(int(each.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")[0][1]) for each in servers)
+def measure_cost(running: RunningShop) -> Cost:
+    """All since the servers' start."""
+    primary, replica = (
+        int(server.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")[0][1])
+        for server in (running.pair.primary, running.pair.replica)
+    )
+    return Cost(primary + replica, primary, running.server.processor_seconds(), time.monotonic())
 
 
 def count_poisoned(running: RunningShop) -> int:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+OURS: Final = ("freshness", "rows")
+"""The caches that are this library: by the adapter of the ORM, and its rows as dicts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shop:
@@ -56,7 +59,12 @@ SHOPS: Final = {
         ),
         Shop(
             "fastapi",
-            {"freshness": "`appclient.sqlalchemy`", "aiocache": "aiocache", "none": "no cache"},
+            {
+                "freshness": "`appclient.sqlalchemy`",
+                "rows": "`AsyncCache.get_many`",
+                "aiocache": "aiocache",
+                "none": "no cache",
+            },
             _SQLALCHEMY,
             (
                 "-m",
@@ -74,7 +82,12 @@ SHOPS: Final = {
         ),
         Shop(
             "flask",
-            {"freshness": "`appclient.sqlalchemy`", "dogpile": "dogpile.cache", "none": "no cache"},
+            {
+                "freshness": "`appclient.sqlalchemy`",
+                "rows": "`Cache.get_many`",
+                "dogpile": "dogpile.cache",
+                "none": "no cache",
+            },
             _SQLALCHEMY,
             (*_GUNICORN, "examples.flask_shop.app:application"),
             "categories",

@@ -323,14 +323,14 @@ class Rule(Enum):
     DELAYED = (
         "warning",
         "F16",
-        "a replica is set up to be late: nothing that changed is stored until it has the change",
+        "a replica is set up to be late: misses of rows that have changed since then read the primary",
         "set the delay to 0, or take the replica out of the configuration",
     )
     LAGS = (
         "warning",
         "F16",
         "a replica is behind by more than cache.max_staleness_seconds",
-        "find out why it is slow; read others meanwhile",
+        "find out why it is slow: misses of changed rows read the primary, up to cache.primary_reads_per_second",
     )
     NO_HEARTBEATS = (
         "warning",

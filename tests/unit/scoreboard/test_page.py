@@ -19,12 +19,15 @@ BARE = Score(
     reads=200_000,
     orders=1_000,
     own_past=50,
+    late=30_000,
     old=0,
     withdrawn=0,
     poisoned=0,
     products=300,
     selects=40_000,
+    primary_selects=1_000,
     hit_rate=None,
+    processor_ms=3.0,
     p50_ms=8.0,
     p99_ms=40.0,
     seconds=60,
@@ -36,10 +39,13 @@ CACHED = replace(
     cache="dogpile",
     reads=400_000,
     own_past=100,
+    late=400,
     old=20,
     poisoned=7,
     selects=8_000,
+    primary_selects=800,
     hit_rate=0.987,
+    processor_ms=2.1,
     p50_ms=9.5,
     p99_ms=35.0,
 )
@@ -48,11 +54,12 @@ CACHED = replace(
 def test_past_is_for_a_million_rows_and_the_rest_beside_the_run_without_a_cache() -> None:
     *_, cached, bare = format_table(SHOPS["flask"], [CACHED, BARE]).splitlines()
     assert cached == (
-        "| mysql | dogpile.cache | 3 | 400,000 | 1,000 | 250 | 50 | 7 of 300 | 98.7 % | 20 | 90 % "
-        "| 9.5 / 35.0 | +1.5 / -5.0 |"
+        "| mysql | dogpile.cache | 3 | 400,000 | 1,000 | 250 | 1,000 | 7 of 300 | 98.7 % | 20 | 2 | 90 % "
+        "| 9.5 / 35.0 | 2.10 | 0.70 |"
     )
     assert bare == (
-        "| mysql | no cache | 3 | 200,000 | 1,000 | 250 | 0 | 0 of 300 | – | 200 | – | 8.0 / 40.0 | – |"
+        "| mysql | no cache | 3 | 200,000 | 1,000 | 250 | 150,000 | 0 of 300 | – | 200 | 5 | – "
+        "| 8.0 / 40.0 | 3.00 | – |"
     )
 
 
