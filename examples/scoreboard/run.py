@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -47,8 +47,8 @@ class Score:
     """The result of one run. ``poisoned``: products whose cached row is not the primary's after all is quiet,
     of ``products``.
     ``selects``: number of statements that both servers ran; ``primary_selects``: their number on the primary.
-    ``processor_ms``: time of the workers' processors for a page. ``hit_rate``: share of hits that the library
-    reports, or that memcached reports for another cache; None without a cache."""
+    ``processor_ms``: the workers' processor time for a page, until half way. ``hit_rate``: share of hits that the
+    library reports, or that memcached reports for another cache; None without a cache."""
 
     shop: str
     cache: str
@@ -81,16 +81,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Costs of a load. ``selects``, ``primary_selects``: see `Score`. ``processor_seconds``: time of all workers,
-    with the ended ones."""
+    """Costs of a load, as in `Score`."""
 
     selects: int
     primary_selects: int
-    processor_seconds: float
+    processor_ms: float
     seconds: float
-
-    def __sub__(self, before: Cost) -> Cost:
-        return Cost(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class ShopServer(ServerProcess):
@@ -115,14 +111,8 @@ class ShopServer(ServerProcess):
         return read_page(self.port, "/products/1") is not None
 
     def processor_seconds(self) -> float:
-        """Processor time of the workers so far, and of what has ended; in seconds."""
-        main = psutil.Process(self.pid)
-        ended = main.cpu_times()
-        total = ended.children_user + ended.children_system
-        for child in main.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it ends, and its time is the parent's from now on
-                total += sum(child.cpu_times()[:2])
-        return total
+        """Processor time of the workers so far, in seconds."""
+        return sum(sum(child.cpu_times()[:2]) for child in psutil.Process(self.pid).children(recursive=True))
 
     def restart_workers(self) -> None:
         """Each worker ends after its requests, and another one starts."""
@@ -179,6 +169,18 @@ class RunningShop:
 @contextmanager
 def running_shop(shop: Shop, pair: Pair, cache: str, folder: Path) -> Iterator[RunningShop]:
     """The application on a late replica. ``pair``: servers whose database ``shop`` is created again."""
+    with prepared_shop(shop, pair, cache, folder) as (environment, node, system), ExitStack() as stack:
+        pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS)
+        stack.callback(pair.replica.replicate_from, pair.primary)
+        server = stack.enter_context(ShopServer(shop, environment))
+        yield RunningShop(shop, cache, pair, node, server, system, folder / "tally")
+
+
+@contextmanager
+def prepared_shop(
+    shop: Shop, pair: Pair, cache: str, folder: Path
+) -> Iterator[tuple[dict[str, str], Memcached, System | None]]:
+    """The environment of the application, once its rows and its node are there; with our cache the invalidator."""
     with ExitStack() as stack:
         node = stack.enter_context(Memcached())
         path = write_config(
@@ -206,10 +208,7 @@ def running_shop(shop: Shop, pair: Pair, cache: str, folder: Path) -> Iterator[R
         invalidator = stack.enter_context(InvalidatorProcess(path)) if cache in OURS else None
         system = System(pair, [node], path, invalidator) if invalidator else None
         pair.wait_caught_up()
-        pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS)
-        stack.callback(pair.replica.replicate_from, pair.primary)
-        server = stack.enter_context(ShopServer(shop, environment))
-        yield RunningShop(shop, cache, pair, node, server, system, tally)
+        yield environment, node, system
 
 
 def run_shop(shop: Shop, pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> Score:
@@ -241,7 +240,7 @@ def score_load(running: RunningShop, *, reads: int, seed: int) -> Score:
         selects=cost.selects,
         primary_selects=cost.primary_selects,
         hit_rate=hit_rate,
-        processor_ms=round(1000 * cost.processor_seconds / len(taken), 2),
+        processor_ms=round(cost.processor_ms, 2),
         p50_ms=round(taken[len(taken) // 2] * 1000, 2),
         p99_ms=round(taken[len(taken) * 99 // 100] * 1000, 2),
         seconds=round(cost.seconds, 1),
@@ -278,7 +277,8 @@ def put_under_load(
     """Findings of the sessions, and the costs. ``half_way`` is called once, also if the sessions have read everything
     before this thread runs."""
     findings, ledger, lock, ends = Findings(), Ledger(), threading.Lock(), Ends()
-    before = measure_cost(running)
+    began, processor_began = time.monotonic(), running.server.processor_seconds()
+    selects_began = count_selects(running.pair)
     with ThreadPoolExecutor(SESSIONS) as pool:
         sessions = [
             pool.submit(
@@ -299,8 +299,11 @@ def put_under_load(
                 time.sleep(0.05)
             return True
 
+        processor_seconds, pages = 0.0, 1
         try:
             if read(reads // 2):
+                processor_seconds = running.server.processor_seconds() - processor_began
+                pages = max(1, len(findings.seconds))
                 half_way()
                 read(reads)
             ends.orders.set()
@@ -309,16 +312,17 @@ def put_under_load(
             ends.reads.set()
         for session in sessions:
             session.result()
-    return findings, measure_cost(running) - before
-
-
-def measure_cost(running: RunningShop) -> Cost:
-    """All since the servers' start."""
     primary, replica = (
-        int(server.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")[0][1])
-        for server in (running.pair.primary, running.pair.replica)
+        now - then for now, then in zip(count_selects(running.pair), selects_began, strict=True)
     )
-    return Cost(primary + replica, primary, running.server.processor_seconds(), time.monotonic())
+    processor_ms = 1000 * processor_seconds / pages
+    return findings, Cost(primary + replica, primary, processor_ms, time.monotonic() - began)
+
+
+def count_selects(pair: Pair) -> list[int]:
+    """Of the primary and of the replica, since their start."""
+    servers = (pair.primary, pair.replica)
+    return [int(each.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")[0][1]) for each in servers]
 
 
 def count_poisoned(running: RunningShop) -> int:

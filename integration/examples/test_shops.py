@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from examples.scoreboard.load import WITHDRAWN, Browser, Findings, Ledger
+from examples.scoreboard.profile import profile_shop
 from examples.scoreboard.run import (
     DELAY_SECONDS,
     PRODUCTS,
@@ -113,6 +114,16 @@ def test_rows_without_the_orm_are_right_too(name: str, tmp_path: Path) -> None:
     assert score.is_right, score
     assert score.hit_rate is not None
     assert score.hit_rate > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fastapi", "flask"])
+def test_a_profile_names_the_parts_of_a_page(name: str, tmp_path: Path) -> None:
+    with database_pair("mariadb") as pair:
+        found = profile_shop(SHOPS[name], pair, "freshness", tmp_path)
+    assert found["microseconds"] > 0
+    assert sum(found["parts"].values()) == pytest.approx(1, abs=0.01)
+    assert min(found["parts"][part] for part in ("framework", "ORM", "adapter", "cache")) > 0
 
 
 def version_of(page: dict[str, dict[str, object]] | None, key: int) -> int:
