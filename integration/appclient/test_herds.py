@@ -72,7 +72,7 @@ def system(mariadb_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("herds")
     tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
     # Nobody shares a load while no lease runs: one that does not lapse on a busy machine
-    cache = {"lease_seconds": 20, "max_staleness_seconds": 60}
+    cache = {"lease_seconds": 90, "max_staleness_seconds": 300}
     objects = CUSTOMER + PROFILE
     with running_system(mariadb_pair, folder, tables=tables, objects=objects, cache=cache) as running:
         yield running
