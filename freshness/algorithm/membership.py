@@ -247,7 +247,8 @@ class Membership:
     def reread(self) -> Procedure[None]:
         """After a lost race: continue only in the same tenure, and only under the same configuration.
 
-        A record that has lapsed and was added again, even in the same life, may lack what this one has published.
+        A record that has lapsed and was added again, even in the same life, may lack what this one has published. If
+        one of the same tenure does, an older copy of the node's data has come back: all since is sent again.
         """
         read_at = self.clock()
         (reply,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
@@ -261,6 +262,10 @@ class Membership:
             raise MembershipLost(
                 f"{self.node}: an invalidator with other objects or nodes has taken over",
                 hint="run all invalidators with the same freshness.toml",
+            )
+        if not current.progress.contains(mine.progress):
+            raise MembershipLost(
+                f"{self.node}: an older copy of its data has come back", hint="all since then is sent again"
             )
         self.adopt(current, reply, read_at)
 

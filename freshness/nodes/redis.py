@@ -3,6 +3,9 @@
 This module connects, loads the scripts of ``freshness.nodes.scripts``, and explains failures. It must never turn a
 failure into a reply (F11); redis-py's own retries are off. Called by the drivers, one `RedisNode` per thread and
 server.
+
+A server that becomes a replica gets other data, and its connections live on. So the last answer of each flow that
+reads says of which data they all are; if these are not the data that the connection was opened on, it fails (F129).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection
@@ -31,7 +34,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from freshness.algorithm.node import LATE_SECONDS
-from freshness.algorithm.request import Reply, Request
+from freshness.algorithm.request import Get, Reply, Request
 from freshness.errors import (
     ConfigError,
     FreshnessError,
@@ -50,6 +53,7 @@ from freshness.nodes.scripts import (
     TooLarge,
     UnfitAnswer,
     encode,
+    find_replication,
     is_out_of_memory,
 )
 from freshness.nodes.servernode import Reach, ServerNode
@@ -67,7 +71,8 @@ at the node."""
 _SCRIPT_REFUSED: Final = ("user executing the script", "ACL failure in script")
 """Errors of Redis and Valkey if a user may run a script, but not a command in it."""
 
-_Pending: TypeAlias = list[tuple[int, DecodeAnswers]]
+_Pending: TypeAlias = tuple[list[tuple[int, DecodeAnswers]], bool]
+"""How the answers are read, and whether the last one says which data they are of."""
 
 
 class _PlainConnection(Connection):
@@ -112,6 +117,7 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
     technology = "redis"
     unreachable_hint = UNREACHABLE_HINT
     broken = (OSError, RedisError)
+    identify: ClassVar[Command] = ("INFO", "replication")
 
     def __init__(
         self,
@@ -129,6 +135,8 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             self._place = host.strip("[]"), int(port)
         self._item_bytes_max = item_bytes_max
         self._make_connection = make_connection or self._connect_by_name
+        self._replication = b""
+        """The ``master_replid`` of the server when the connection was opened."""
 
     # -- questions outside of a flow -------------------------------------------------------------------
 
@@ -161,8 +169,10 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
 
     def _encode(self, requests: Sequence[Request]) -> tuple[list[Command], _Pending]:
         commands: list[Command] = []
-        pending: _Pending = []
+        pending: list[tuple[int, DecodeAnswers]] = []
+        is_asked = False
         for request in requests:
+            is_asked |= isinstance(request, Get)
             try:
                 own_commands, decode = encode(request, self._item_bytes_max)
             except TooLarge as error:
@@ -172,14 +182,29 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
                 ) from None
             commands += own_commands
             pending.append((len(own_commands), decode))
-        return commands, pending
+        if is_asked:
+            commands.append(self.identify)
+        return commands, (pending, is_asked)
 
     def _decode(self, connection: AbstractConnection, awaited: _Pending, *, is_late: bool) -> list[Reply]:
         timeout: dict[str, float] = {"timeout": LATE_SECONDS} if is_late else {}
+        pending, is_asked = awaited
         try:
-            return [decode(self._read(connection, count, **timeout)) for count, decode in awaited]
+            replies = [decode(self._read(connection, count, **timeout)) for count, decode in pending]
         except ResponseError as error:
             self._raise_refusal("a request", error)
+        if is_asked and self._read_replication(connection, **timeout) != self._replication:
+            raise NodeUnavailable(
+                f"redis {self.name} may have other data than when this connection was opened, and it is closed",
+                hint="the server has become a replica or a primary, or got its first replica",
+            )
+        return replies
+
+    def _read_replication(self, connection: AbstractConnection, **timeout: float) -> bytes:
+        (answer,) = self._read(connection, 1, **timeout)
+        if isinstance(answer, ResponseError):
+            self._raise_refusal("INFO", answer)
+        return find_replication(answer)
 
     def _translate(self, error: BaseException, *, was_open: bool) -> FreshnessError | None:
         if isinstance(error, AuthenticationError):
@@ -243,10 +268,11 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         try:
             connection.connect()  # type: ignore[no-untyped-call]
             loads: list[Command] = [("SCRIPT", "LOAD", script) for script in SCRIPTS]
-            self._write(connection, loads)
+            self._write(connection, [*loads, self.identify])
             for digest in self._read(connection, len(SCRIPTS)):
                 if isinstance(digest, ResponseError):
                     self._raise_refusal("SCRIPT LOAD", digest)
+            self._replication = self._read_replication(connection)
         except BaseException:
             connection.disconnect()  # type: ignore[no-untyped-call]
             raise

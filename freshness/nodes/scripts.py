@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -229,6 +230,15 @@ def _encode_version(version: int) -> bytes:
     if 0 < version < 1 << 8 * VERSION_BYTES:
         return version.to_bytes(VERSION_BYTES)
     return b"no version"
+
+
+def find_replication(answer: Any) -> bytes:
+    """The ``master_replid`` in an answer to ``INFO replication``: another one after each promotion, and on a replica
+    that of its primary."""
+    found = re.search(rb"master_replid:([0-9a-f]{40})", answer) if isinstance(answer, bytes) else None
+    if found is None:
+        raise UnfitAnswer(f"INFO does not say master_replid: {answer!r:.200}")
+    return found[1]
 
 
 # -- answers to replies --------------------------------------------------------------------------------

@@ -19,9 +19,18 @@ from freshness.algorithm.request import Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import ReadContext
-from freshness.errors import FreshnessError, NodeUnavailable
+from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable
 from freshness.nodes.memory import MemoryNode
-from tests.schedules.world import LINEAGE, NAMESPACE, NODE, Invalidator, Reader, World, lookup
+from tests.schedules.world import (
+    LINEAGE,
+    NAMESPACE,
+    NODE,
+    NODE_REFRESH_SECONDS,
+    Invalidator,
+    Reader,
+    World,
+    lookup,
+)
 
 FIRST, SECOND = lookup(1), lookup(2)
 
@@ -131,3 +140,16 @@ def test_planted_a_view_that_outlives_its_connection_hits(monkeypatch: pytest.Mo
             test_no_view_outlives_its_connection(asks, at)
     with pytest.raises(AssertionError):
         test_the_short_way_meets_the_failure_first()
+
+
+def test_an_older_copy_with_its_record_is_sent_everything_again() -> None:
+    """Restored into the same process of the node, with all keys and sooner than a lease ends: nothing shows that to a
+    reader. An invalidator sees that the record lacks what it has published in this tenure."""
+    process, invalidator = begin()
+    process.world.stores[NODE].restore(process.node.older)
+    process.world.commit()
+    with pytest.raises(MembershipLost, match="older copy"):
+        invalidator.apply()
+    invalidator.join().apply()
+    process.world.sleep(NODE_REFRESH_SECONDS)
+    assert process.run(FIRST, SECOND) == [ReadOutcome.FILLED, ReadOutcome.FILLED]

@@ -7,6 +7,7 @@ invalidators of a schedule are ``one``, which puts a stripe back, and ``two``, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, product
 from typing import Any, Final
@@ -416,6 +417,35 @@ def test_a_put_back_waits_for_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> No
         return was_put_back, outcome
 
     prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), complete_at_once, "I1", monkeypatch)
+
+
+def test_a_put_back_waits_for_a_heartbeat_of_the_primary_that_the_record_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F103: two primaries take writes. While the stripe is away, one invalidator sends an event of the first; the
+    other one reads the log of the second, which lacks it, and its heartbeats go there."""
+
+    def schedule(world: World) -> tuple[bool, ReadOutcome]:
+        one, two = start(world), start(world)
+        world.evict_stripe()
+        send(two)
+        mark(one)
+        one.passed = Streamed(one.cursor, world.database.epoch, world.moment(), "another")
+        one.look()
+        return is_put_back(world), read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
+            steps = COMPLETE(self, record)
+            streamed = yield next(steps)
+            with suppress(StopIteration):
+                step = steps.send(streamed and replace(streamed, primary=record.primary))
+                while True:
+                    step = steps.send((yield step))
+
+        patch.setattr(Restorer, "_complete", complete)
+
+    prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), plant, "I1", monkeypatch)
 
 
 def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(

@@ -77,7 +77,7 @@ from freshness.algorithm.rule import (
     find_record_refusal,
     find_required,
 )
-from freshness.algorithm.state import Guarded, Pending, Unstored, record_gets
+from freshness.algorithm.state import Guarded, Pending, ReadContext, Unstored, record_gets
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
 from freshness.config.server import ServerAddress
@@ -269,6 +269,28 @@ def _table_floor_ignored() -> Planted:
     return stack
 
 
+def _view_outlives_connection() -> Planted:
+    return _patch(ReadContext, "forget", lambda *_: None)
+
+
+class _Kept(dict[str, NodeView]):
+    def clear(self) -> None: ...
+
+
+def _view_outlives_interruption() -> Planted:
+    original = ReadContext.__init__
+
+    def begin(self: ReadContext, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        self.views = _Kept(self.views)
+
+    return _patch(ReadContext, "__init__", begin)
+
+
+def _own_bound_ignored() -> Planted:
+    return _patch(NodeView, "staleness_seconds", lambda *_: 0.0)
+
+
 # -- invalidating --------------------------------------------------------------------------------------
 
 
@@ -398,6 +420,19 @@ def _older_heartbeat() -> Planted:
     def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
         self._pending_since = float("-inf")
         yield from _COMPLETE(self, record)
+
+    return _patch(Restorer, "_complete", complete)
+
+
+def _heartbeat_of_any_primary() -> Planted:
+    """A heartbeat counts that was written to another primary than the record follows."""
+
+    def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
+        def ask(step: Any) -> Procedure[Any]:
+            answer = yield step
+            return replace(answer, primary=record.primary) if isinstance(answer, Streamed) else answer
+
+        return _relay(_COMPLETE(self, record), ask)
 
     return _patch(Restorer, "_complete", complete)
 
@@ -912,6 +947,9 @@ PLANTED: Final[dict[str, Plant]] = {
     "the record of another name is trusted": _name_ignored,
     "life ignored by hits": _life_ignored,
     "table floor ignored by hits": _table_floor_ignored,
+    "a view outlives its connection": _view_outlives_connection,
+    "a view outlives an interruption": _view_outlives_interruption,
+    "a bound of one call is ignored": _own_bound_ignored,
     # Invalidating:
     "delete before stripe": _delete_first,
     "a refused append counts as done": _refused_is_done,
@@ -925,6 +963,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "every key is taken for exact": _every_key_exact,
     # Putting stripes back:
     "put back with an older heartbeat": _older_heartbeat,
+    "put back with another primary's heartbeat": _heartbeat_of_any_primary,
     "put back with the floor alone": _put_back_with_the_floor,
     "what was appended meanwhile is dropped": _appended_is_dropped,
     "nonce ignored": _nonce_ignored,
@@ -1036,6 +1075,10 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 
 SELDOM_CAUGHT: Final = {
+    "a view outlives its connection": "a node must have an earlier memory again; exhaustive worlds find it",
+    "a view outlives an interruption": "readers are interrupted in an exhaustive world alone",
+    "a bound of one call is ignored": "calls have a bound of their own in an exhaustive world alone",
+    "put back with another primary's heartbeat": "two primaries take writes in an exhaustive world alone",
     "every key is taken for exact": "a row must be absent, be asked for by another spelling, and come to be "
     "before the next read",
     "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader "

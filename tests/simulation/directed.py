@@ -39,6 +39,7 @@ SCHEDULE_FILES: Final = tuple(
         "stripes",
         "at_least",
         "misses",
+        "broken",
     )
 )
 
@@ -69,6 +70,9 @@ DIRECTED: Final[dict[str, str]] = {
     "the record of another name is trusted": "stripes::test_two_names_of_one_server_share_no_record",
     "life ignored by hits": "defences::test_life_of_a_restarted_node",
     "table floor ignored by hits": "defences::test_table_floor_condemns_what_is_there",
+    "a view outlives its connection": "broken::test_the_short_way_meets_the_failure_first",
+    "a view outlives an interruption": "broken::test_an_interrupted_read_forgets_what_vouches",
+    "a bound of one call is ignored": "holes::test_no_clock_of_a_client_decides",
     "delete before stripe": "defences::test_the_append_comes_before_the_delete",
     "a refused append counts as done": "stripes::test_a_stripe_that_took_no_append_is_deleted",
     "keys are not deleted after a refusal": "stripes::test_keys_are_deleted_again_behind_their_stripe",
@@ -81,6 +85,8 @@ DIRECTED: Final[dict[str, str]] = {
     "every key is taken for exact": "upstream_defences::"
     "test_no_row_is_not_stored_where_equal_keys_have_several_spellings",
     "put back with an older heartbeat": "stripes::test_a_put_back_waits_for_a_heartbeat",
+    "put back with another primary's heartbeat": "stripes::"
+    "test_a_put_back_waits_for_a_heartbeat_of_the_primary_that_the_record_follows",
     "put back with the floor alone": "stripes::test_a_put_back_holds_what_was_streamed",
     "what was appended meanwhile is dropped": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",
     "nonce ignored": "stripes::test_a_put_back_replaces_its_own_pending_stripe_alone",

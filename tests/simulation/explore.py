@@ -14,10 +14,10 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from unittest.mock import patch
 
 from freshness.algorithm import invalidate
@@ -51,6 +51,7 @@ from freshness.algorithm.request import (
     Head,
     Item,
     Load,
+    Procedure,
     ReadHead,
     ReadStream,
     Request,
@@ -60,6 +61,7 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import Demand, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, CacheConfig
@@ -86,6 +88,8 @@ REFRESH_SECONDS: Final = 1.0
 SKEW_SECONDS: Final = 5.0
 NOTHING: Final = MysqlGtidSet()
 START: Final = 1000.0
+STRAY: Final = 10**9
+"""Added to the numbers of heartbeats that go to another primary."""
 INSTANT: Final = 1e-6
 """Between two entries of the log, by the clock of a process: time itself stands still but for `SmallWorld.ticks`."""
 
@@ -110,6 +114,11 @@ class SmallWorld:
     invalidators replace entries by them. ``asks``: each read asks for the last change that has returned, as a session
     does that has made it. ``reads_primary``: a miss goes to the primary if the replica lacks what its row must show;
     in all other worlds it may not. ``in_parts``: every value is in two parts, of which ``part_evictions`` may go.
+    ``returns``: the node has the memory of an earlier moment again, without bound items, and its connections break;
+    with ``is_silent`` they end with their next read only, as those of a Redis. ``cancels``: a reader is interrupted,
+    and its connection closed. ``way``: each read is tried by the short way first, for one key or for many.
+    ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
+    another primary, whose log it reads from the start on.
     """
 
     name: str
@@ -146,6 +155,12 @@ class SmallWorld:
     in_parts: bool = False
     asks: bool = False
     reads_primary: bool = False
+    returns: int = 0
+    is_silent: bool = False
+    cancels: int = 0
+    way: Literal["", "one", "many"] = ""
+    accepts: float | None = None
+    strays: int = 0
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
     states_max: int = 2_000_000
@@ -230,6 +245,28 @@ WORLDS: Final = (
     ),
     SmallWorld("values in parts, a write arrives late", in_parts=True, beats=0, reads=2, polls=1, late=1),
     SmallWorld("the answer of a heartbeat is lost", is_filled=True, beats=0, late_beats=1, polls=1, ticks=(2.0,)),
+    SmallWorld("an earlier memory comes back", is_filled=True, beats=0, reads=2, polls=1, returns=1),
+    SmallWorld(
+        "an earlier memory comes back, and reads are of many keys",
+        is_filled=True, beats=0, reads=2, polls=1, returns=1, way="many",
+    ),
+    SmallWorld(
+        "an earlier memory comes under living connections",
+        is_filled=True, beats=0, reads=2, polls=1, returns=1, is_silent=True, way="one",
+    ),
+    SmallWorld(
+        "an earlier memory comes back, and a reader is cancelled",
+        is_filled=True, beats=0, reads=2, polls=1, returns=1, cancels=1,
+    ),
+    SmallWorld(
+        "stripes are put back while an earlier memory comes under living connections",
+        readers=0, looks=2, polls=1, stripe_evictions=1, returns=1, is_silent=True,
+    ),
+    SmallWorld(
+        "two primaries take writes",
+        readers=0, invalidators=2, beats=0, polls=1, looks=2, is_missing=True, strays=1,
+    ),
+    SmallWorld("calls accept little staleness", is_filled=True, beats=0, reads=2, polls=1, ticks=(2.0,), accepts=1.5),
 )  # fmt: skip
 
 
@@ -255,16 +292,19 @@ class LastChange:
 
 
 class Entry(NamedTuple):
-    """One transaction of the log: a change of all rows or a heartbeat, and when it was committed."""
+    """One transaction of the log: a change of all rows or a heartbeat, and when it was committed. ``is_stray``: it
+    stands in another primary's log."""
 
     is_change: bool
     at: float
+    is_stray: bool = False
 
 
 class State(NamedTuple):
     """``behind``: by how much the node's clock is late. ``begun``: heartbeats on their way, by when they were begun.
     ``shown``: how much of the log the primary shows. ``attempted``: the changes that each actor appended to each
-    stripe, even an absent one, since it last published. ``removed``: (item, number) of the log, removed later."""
+    stripe, even an absent one, since it last published. ``removed``: (item, number) of the log, removed later.
+    ``saved``: number of the memory that may come back, or -1."""
 
     now: float
     behind: float
@@ -282,6 +322,7 @@ class State(NamedTuple):
     acknowledged: frozenset[tuple[bytes, int]]
     attempted: frozenset[tuple[int, bytes, int]]
     removed: frozenset[tuple[bytes, int]]
+    saved: int = -1
 
     def has(self, fault: str) -> bool:
         return any(name == fault for name, _ in self.left)
@@ -298,7 +339,7 @@ class State(NamedTuple):
 
 FAULTS: Final = (
     "beats", "late_beats", "stalls", "evictions", "part_evictions", "stripe_evictions", "record_evictions",
-    "restarts", "lost_replies", "late", "doubles", "refusals", "crashes",
+    "restarts", "lost_replies", "late", "doubles", "refusals", "crashes", "returns", "cancels", "strays",
 )  # fmt: skip
 
 
@@ -378,9 +419,16 @@ LOOKED: Final = Wait(0.0)
 """A restorer has looked at the node once."""
 
 
+class Cancelled(BaseException):
+    """A reader is interrupted."""
+
+
+CANCELLED: Final = Cancelled()
+
+
 def _advance(generator: Generator[Any, Any, Any], answer: Any) -> Any:
     try:
-        if isinstance(answer, FreshnessError):
+        if isinstance(answer, FreshnessError | Cancelled):
             return generator.throw(answer)
         return generator.send(answer)
     except StopIteration as stop:
@@ -421,6 +469,12 @@ class _Store(MemoryStore):
         version = self._versions[key] = self._versions.get(key, 0) + 1
         return version
 
+    def come_back(self, state: Any) -> None:
+        """An earlier memory without its bound items. Versions to come are new ones, as those of Redis."""
+        super().restore(state[0])
+        self.evict(record_key("sim", LINEAGE))
+        self.evict(resume_key("sim", LINEAGE))
+
     def state(self) -> Hashable:
         return super().state(), tuple(sorted(self._versions.items()))
 
@@ -438,6 +492,8 @@ class Explorer:
         self.now = START
         self.actor_now = START
         self.behind = 0.0
+        self.forked_at = 0
+        """The length of the log when another primary's began; 0: not yet."""
         self.store = _Store(NODE, clock=lambda: self.now - self.behind)
         self.placement = Placement((NODE,), "sim")
         column = KeyColumn("id", ColumnKind.INTEGER)
@@ -499,7 +555,8 @@ class Explorer:
                 ),
                 instance=f"i{number}",
                 clock=lambda: self.actor_now,
-                find_heartbeat=lambda sequence: START + (sequence - 0.5) * INSTANT,
+                find_heartbeat=lambda sequence: START + (sequence % STRAY - 0.5) * INSTANT,
+                find_primary=lambda sequence: "another" if sequence > STRAY else "",
                 find_rows=self._find_rows if self.world.fills_from_log else no_rows,
                 streamed=NOTHING,
                 placement=self.placement,
@@ -520,10 +577,11 @@ class Explorer:
         return {lookup.item: LoggedRow(lookup, version) for lookup in self.lookups}
 
     def _restorer(self, number: int, start: int) -> Callable[[], Program]:
-        """The first two looks put the stripes in place."""
+        """The first two looks put the stripes in place, unless they are missing at the start."""
 
         def run(restorer: Restorer) -> Generator[Any, Any, None]:
-            for _ in range(2 + self.world.looks * (number < self.world.restorers)):
+            first = 0 if self.world.is_missing else 2
+            for _ in range(first + self.world.looks * (number < self.world.restorers)):
                 with contextlib.suppress(FreshnessError):
                     yield from restorer.look()
                 yield LOOKED
@@ -555,14 +613,37 @@ class Explorer:
                 ),
                 part_bytes=TWIN_PART_BYTES if self.world.in_parts else PART_BYTES,
             )  # fmt: skip
+            demand = Demand(self.world.accepts)
             for _ in range(self.world.reads):
                 own = (yield LastChange()) if self.world.asks else 0
                 asked = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, _single(own))} if own else NO_TOKENS
-                (read,) = yield from read_through(context, [lookup], Demand(at_least=asked))
+                try:
+                    (read,) = yield from self._find_short(context, lookup)
+                    if read is None:
+                        (read,) = yield from read_through(context, [lookup], replace(demand, at_least=asked))
+                except Cancelled:
+                    continue
                 view = context.views.get(NODE)
                 yield ("read", read, None if view is None else view.records[LINEAGE], own)
 
         return lambda: (run(), None)
+
+    def _find_short(self, context: ReadContext, lookup: Lookup) -> Procedure[Sequence[Read | None]]:
+        """By the short way of the world, whose request is a step for one key, too."""
+        if self.world.way == "many":
+            return (yield from find_hits(context, [lookup]))
+        if self.world.way == "" or NODE not in context.views:
+            return [None]
+        (answer,) = yield Flows((Flow(NODE, (Get(lookup.item),)),))
+
+        def get(_: bytes) -> bytes | None:
+            if isinstance(answer, FreshnessError):
+                raise answer
+            return answer[0].value if isinstance(answer[0], Item) else None
+
+        with contextlib.suppress(FreshnessError):
+            return [find_hit(context, lookup, get)]
+        return [None]
 
     # -- states -------------------------------------------------------------------------------------------
 
@@ -580,16 +661,13 @@ class Explorer:
         for place in range(world.invalidators):
             # Joined one after the other, each up to its first look at a stream that has nothing new.
             state = self._run_to_poll(state, place)
-        for place in range(world.invalidators, 2 * world.invalidators):
+        for place in range(world.invalidators, 0 if world.is_missing else 2 * world.invalidators):
             state = self._run_look(state, place)
-            if place == world.invalidators and not world.is_missing:
+            if place == world.invalidators:
                 state = self._committed(state, is_change=False)._replace(applied=2)
                 for invalidator in range(world.invalidators):
                     state = self._run_to_poll(self._moved(state, invalidator), invalidator)
             state = self._run_look(state, place)
-        if world.is_missing:
-            for stripe in set(self.stripes.values()):
-                state = state._replace(store=self._without(state, stripe))
         if world.is_filled:
             state = self._filled(state)
         return state
@@ -625,6 +703,7 @@ class Explorer:
     def _explore(self) -> Result:
         result = Result(self.world.name)
         first = self.initial()
+        self.forked_at = len(first.log)
         parents: dict[State, tuple[State, Label] | None] = {first: None}
         queue = deque([first])
         while queue:
@@ -641,6 +720,8 @@ class Explorer:
                 if following not in parents:
                     parents[following] = (state, label)
                     queue.append(following)
+        if self.world.is_missing and not self.world.strays:
+            assert any(self._protections.values()), f"{self.world.name}: no stripe was put back"
         return result
 
     def _successors(self, state: State) -> Iterator[tuple[Label, State, str]]:
@@ -663,6 +744,10 @@ class Explorer:
         if state.has("lost_replies"):
             lost = self._unanswered(following.without("lost_replies"), state, place, step)
             yield (label, "the reply is lost", None), lost, problem
+        if state.has("cancels") and place >= 2 * self.world.invalidators:
+            for when, after, found in (("before", state, ""), ("behind", following, problem)):
+                cancelled = self._unanswered(after.without("cancels"), state, place, step, CANCELLED)
+                yield (label, f"{self._name(place)} is cancelled {when} it", None), cancelled, found
         request = self._next_request(state, place, step)
         if isinstance(request, Get):
             return
@@ -703,6 +788,9 @@ class Explorer:
             left.remove(seconds)
             later = state._replace(now=state.now + seconds, behind=state.behind + seconds, stops=tuple(left))
             yield f"{seconds} s pass, and not for the node", later, ""
+        if state.has("strays"):
+            stray = state._replace(log=(*state.log, Entry(False, state.now, True))).without("strays")
+            yield f"a heartbeat {len(stray.log)} goes to another primary", stray, ""
         if state.has("late_beats"):
             begun = state._replace(begun=(*state.begun, state.now)).without("late_beats")
             yield "heartbeats are begun, and their answers lost", begun, ""
@@ -746,12 +834,23 @@ class Explorer:
                 yield ("late", request, reply), arrived, problem
             else:
                 yield "what is late arrives nowhere", arrived, ""
+        if state.has("returns"):
+            if state.saved < 0:
+                yield "the memory of the node is saved", state._replace(saved=state.store), ""
+            else:
+                self._restore(state)
+                self.store.come_back(self._store_states[state.saved])
+                yield "the memory comes back that was saved", self._emptied(state).without("returns"), ""
         if state.has("restarts"):
             self._restore(state)
             self.store.restart()
-            yield "the node restarts", state._replace(
-                store=self._saved(), incarnation=state.incarnation + 1, attempted=frozenset(), removed=frozenset()
-            ).without("restarts"), ""  # fmt: skip
+            yield "the node restarts", self._emptied(state).without("restarts"), ""
+
+    def _emptied(self, state: State) -> State:
+        """Nothing that was done on the node counts any more."""
+        return state._replace(
+            store=self._saved(), incarnation=state.incarnation + 1, attempted=frozenset(), removed=frozenset()
+        )
 
     def _committed(self, state: State, *, is_change: bool = True) -> State:
         log = (*state.log, Entry(is_change, state.now))
@@ -835,17 +934,24 @@ class Explorer:
         self, state: State, place: int, step: Flow | Flows, *, is_refused: bool = False
     ) -> tuple[Label, State, str]:
         actor = state.actors[place]
-        if actor.connection not in (-1, state.incarnation):
+        request = self._next_request(state, place, step)
+        is_old = actor.connection not in (-1, state.incarnation)
+        if is_old and not (self.world.is_silent and self._is_unnoticed(request)):
             state = self._with_actor(state, place, actor._replace(connection=-1))
             return f"{self._name(place)}: no answer", self._failed(state, place, step), ""
-        request = self._next_request(state, place, step)
         self._restore(state)
         reply: Any = CONFLICT if is_refused else self.store.answer(request)
         label = (self._name(place), request, reply)
-        actor = actor._replace(replies=(*actor.replies, reply), connection=state.incarnation)
+        connection = actor.connection if is_old else state.incarnation
+        actor = actor._replace(replies=(*actor.replies, reply), connection=connection)
         state = self._with_actor(state._replace(store=self._saved()), place, actor)
         state, problem = self._observed(state, place, request, reply)
         return label, self._completed(state, place, step), problem
+
+    @staticmethod
+    def _is_unnoticed(request: Request) -> bool:
+        """Whether a connection from before goes on: the last answer of a flow that reads says whose data they are."""
+        return not isinstance(request, Get) or request.is_bound
 
     def _completed(self, state: State, place: int, step: Flow | Flows) -> State:
         """Hand the answers over if they are all there. The list of wanted stripes decides nothing here, since each
@@ -859,13 +965,15 @@ class Explorer:
             return self._with_actor(state, place, state.actors[place]._replace(replies=replies))
         return self._answered(state, place, list(replies) if isinstance(step, Flow) else [list(replies)])
 
-    def _unanswered(self, after: State, before: State, place: int, step: Flow | Flows) -> State:
-        """The sender hears nothing; its connection is gone."""
+    def _unanswered(
+        self, after: State, before: State, place: int, step: Flow | Flows, instead: Any = None
+    ) -> State:
+        """The sender hears nothing; its connection is gone. ``instead``: its answer in place of a failure."""
         actors = (*after.actors[:place], before.actors[place], *after.actors[place + 1 :])
         state = self._with_actor(
             after._replace(actors=actors), place, before.actors[place]._replace(connection=-1)
         )
-        return self._failed(state, place, step)
+        return self._failed(state, place, step) if instead is None else self._answered(state, place, instead)
 
     def _failed(self, state: State, place: int, step: Flow | Flows) -> State:
         error = NodeUnavailable("the connection is broken")
@@ -900,7 +1008,9 @@ class Explorer:
         taken = [
             self._transaction(number, entry)
             for number, entry in enumerate(state.log, 1)
-            if number not in delivered and not is_stalled
+            if number not in delivered
+            and not is_stalled
+            and (number <= self.forked_at or not self.world.strays or entry.is_stray == (place == 0))
         ]
         label = f"{self._name(place)} takes {[self._number(each.position) for each in taken]}"
         return label, self._answered(state, place, taken), ""
@@ -935,7 +1045,7 @@ class Explorer:
             for each in range(self.world.keys if entry.is_change else 0)
         )
         # Begun just before it was committed, as the clock of a restorer has it; see `_answered`.
-        sequence = round((entry.at - START) / INSTANT) + number
+        sequence = round((entry.at - START) / INSTANT) + number + STRAY * entry.is_stray
         beats = tuple(Heartbeat(f"i{each}", sequence, int(entry.at * 1e6), 0, 1) for each in range(3))
         return Transaction(_SINGLES[number], 0, changes, frozenset(), beats)
 
@@ -1016,6 +1126,7 @@ class Explorer:
         if self.world.in_parts and read.payload is not None and read.payload != _twin(version):
             return f"I1: version {version} was hit with parts of another one, {read.payload!r}"
         bound = self.world.max_staleness_seconds + (SKEW_SECONDS if self.world.stops else 0.0)
+        bound = bound if self.world.accepts is None else self.world.accepts
         for number in range(version + 1, len(state.log) + 1):
             if not state.log[number - 1].is_change:
                 continue

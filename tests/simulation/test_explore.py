@@ -13,12 +13,19 @@ from tests.schedules.world import look_up_with_the_record_behind
 from tests.simulation.bugs import PLANTED
 from tests.simulation.explore import WORLDS, Done, Explorer, SmallWorld, State
 
+
+def named(name: str) -> SmallWorld:
+    return next(world for world in WORLDS if world.name == name)
+
+
 PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back")
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
 SMALL = tuple(
     world
     for world in WORLDS
-    if world.name.startswith(("the node", "a reply", "a write", "an append", "entries", "misses", "values"))
+    if world.name.startswith(
+        ("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier")
+    )
 )
 
 
@@ -71,6 +78,16 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("stripe not required of a miss", SmallWorld("compare", beats=0, polls=1)),
         ("a miss is fresh without its token", SmallWorld("compare", beats=0, polls=1)),
         ("the clock of a node is trusted", next(world for world in WORLDS if world.stops)),
+        ("a view outlives its connection", named("an earlier memory comes back")),
+        ("a view outlives its connection", named("an earlier memory comes back, and reads are of many keys")),
+        ("a view outlives its connection", named("an earlier memory comes under living connections")),
+        ("a view outlives an interruption", named("an earlier memory comes back, and a reader is cancelled")),
+        ("a bound of one call is ignored", named("calls accept little staleness")),
+        pytest.param(
+            "put back with another primary's heartbeat",
+            named("two primaries take writes"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_planted_bug_is_found_with_its_shortest_history(bug: str, world: SmallWorld) -> None:
@@ -79,6 +96,12 @@ def test_a_planted_bug_is_found_with_its_shortest_history(bug: str, world: Small
     assert result.violation
     assert result.history[-1] == result.violation
     assert len(result.history) < 60
+
+
+def test_a_node_that_does_not_say_whose_data_it_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Explorer, "_is_unnoticed", staticmethod(lambda _: True))
+    result = Explorer(named("an earlier memory comes under living connections")).explore()
+    assert result.violation.startswith("I1: version 1 was hit after commit 3")
 
 
 class AfterAFill(Explorer):

@@ -17,14 +17,17 @@ FULL = OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
 FULL_IN_SCRIPT = ResponseError("Error running script: @user_script:3: -OOM command not allowed")
 
 
+SAME = b"master_replid:" + b"1" * 40
+OTHER = b"master_replid:" + b"2" * 40
+
+
 class Connection:
     """A server that has all scripts, and then gives these answers."""
 
     _sock: socket.socket | None = None
 
     def __init__(self, *answers: object) -> None:
-        self._answers: Iterator[object] = iter(answers)
-        self._scripts = len(scripts.SCRIPTS)
+        self._answers: Iterator[object] = iter((*["digest"] * len(scripts.SCRIPTS), SAME, *answers))
 
     def connect(self) -> None: ...
 
@@ -36,9 +39,6 @@ class Connection:
     def send_packed_command(self, _: object) -> None: ...
 
     def read_response(self) -> object:
-        if self._scripts:
-            self._scripts -= 1
-            return "digest"
         answer = next(self._answers)
         if isinstance(answer, Exception):
             raise answer
@@ -67,7 +67,7 @@ def test_a_server_without_memory(error: Exception) -> None:
     """F98: an append that was refused did not happen, so the stripe is deleted."""
     assert perform(Append(b"!1", b"chunk"), error) is CONFLICT
     assert isinstance(perform(Cas(b"k", b"v", 7, 10), error), Refused)
-    item = perform(Get(b"k", 10), error)
+    item = perform(Get(b"k", 10), error, SAME)
     assert not isinstance(item, Item)
 
 
@@ -75,3 +75,12 @@ def test_a_server_without_memory(error: Exception) -> None:
 def test_any_other_refusal_is_no_reply(request_: Request) -> None:
     with pytest.raises(NodeUnavailable):
         perform(request_, ResponseError("NOPERM this user has no permissions"))
+
+
+def test_an_item_of_other_data_than_at_the_opening_of_the_connection_is_none() -> None:
+    """F129: the server was a replica in between. No answer of the flow counts."""
+    item = [b"version!" + scripts.PLAIN + b"v", -1]
+    assert perform(Get(b"k"), item, SAME) == Item(b"v", int.from_bytes(b"version!"))
+    for last in (OTHER, b"role:master", ResponseError("NOPERM")):
+        with pytest.raises(NodeUnavailable):
+            perform(Get(b"k"), item, last)
