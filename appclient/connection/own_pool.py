@@ -288,7 +288,7 @@ class BorrowingPool:
 
     def __init__(self, pool: OwnPool, address: ServerAddress, flavor: str, timeout_seconds: float) -> None:
         self._pool, self._address, self._flavor = pool, address, flavor
-        self._set_up_sql = set_up_sql(flavor, timeout_seconds, keeps=True)
+        self._set_up_sql = set_up_sql(flavor, timeout_seconds, None)
 
     def take(self) -> BorrowedConnection | None:
         """None for a read inside another one while the pool has nothing left: the caller opens a connection itself.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from typing import Any, Final
+from weakref import ref
 
 from freshness.errors import SourceUnsuitable
 
@@ -139,14 +140,20 @@ class SessionWatch:
             self._note_change()
         for names, note in ((_SENDS, self.note), (_CHOOSES, self._note_change)):
             for name in names:
-                method = getattr(raw, name, None)
-                if method is not None:
-                    self._wrap(raw, name, partial(_noted, method, note))
+                if hasattr(raw, name):
+                    self._wrap(raw, name, note)
 
-    def _wrap(self, raw: Any, name: str, noted: Any) -> None:
+    def _wrap(self, raw: Any, name: str, note: Any) -> None:
+        """The connection does not hold itself: one that nobody closes ends at once, and not with the next search for
+        garbage."""
+        its, of_class = getattr(raw, "__dict__", {}).get(name), getattr(type(raw), name, None)
         try:
-            setattr(raw, name, noted)
-        except AttributeError:  # it cannot be watched
+            if its is None and of_class is not None:
+                method: Any = partial(_call, ref(raw), of_class)
+            else:
+                method = getattr(raw, name)
+            setattr(raw, name, partial(_noted, method, note))
+        except (AttributeError, TypeError):  # it cannot be watched
             self._note_change()
 
     @property
@@ -166,6 +173,10 @@ class SessionWatch:
     def _note_change(self, *_: Any, **__: Any) -> None:
         self.is_changed = True
         self.changes += 1
+
+
+def _call(raw: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+    return function(raw(), *arguments, **options)
 
 
 def _noted(method: Any, note: Any, *arguments: Any, **options: Any) -> Any:

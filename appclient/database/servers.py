@@ -214,7 +214,7 @@ class ShardServers:
             address, read_timeout_seconds=access.timeout_seconds + ANSWER_SECONDS, network=access.network
         )
         try:
-            self._set_up(connection)
+            self._set_up(connection, address)
         except BaseException as error:
             connection.close()
             if isinstance(error, DATABASE_ERRORS):
@@ -222,10 +222,14 @@ class ShardServers:
             raise
         return connection
 
-    def _set_up(self, connection: Connection) -> None:
+    def _set_up(self, connection: Connection, address: ServerAddress) -> None:
         """Prepare a new session."""
         with connection.cursor() as cursor:
-            cursor.execute(set_up_sql(self._flavor, self._access.timeout_seconds))
+            cursor.execute(set_up_sql(self._flavor, self._access.timeout_seconds, address.database))
+
+    def is_own(self, address: ServerAddress) -> bool:
+        """Whether the connections to this server are the library's own."""
+        return isinstance(self._pools[address], Pool)
 
     @property
     def pools(self) -> list[tuple[str, Pool[Connection]]]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import pymysql
 
-from appclient.connection.pool import Pool
 from appclient.connection.query import (
     LoaderConnection,
     LoaderError,
@@ -50,7 +50,7 @@ from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardSer
 from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, executed_position
+from freshness.database.connection import Connection, executed_position, reset_session
 from freshness.database.session import NAME_IN_SESSION
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position, parse_position
@@ -86,6 +86,8 @@ class ShardDatabase(ShardServers):
         self.lineage = shard.lineage
         self._wait_seconds = min(access.wait_seconds, access.timeout_seconds * WAIT_SHARE)
         self._epoch: tuple[int, float] | None = None
+        self._used: WeakSet[Connection] = WeakSet()
+        """The connections that a query without a snapshot has had since they were set up."""
 
     def query(
         self,
@@ -104,18 +106,30 @@ class ShardDatabase(ShardServers):
             )
         else:
             rows, address = self.run(
-                lambda connection, address: (self._query(connection, sql, params), address)
+                lambda connection, address: (self._query(connection, address, sql, params), address)
             )
         return QueryResult.of(rows, token, address, sent=sent, is_token_shown=include_event_token)
 
     def _query(
-        self, connection: Connection, sql: str, params: Sequence[Any] | Mapping[str, Any] | None
+        self,
+        connection: Connection,
+        address: ServerAddress,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None,
     ) -> list[Row]:
         opened = LoaderConnection(connection, network=self._access.network)
         rows = opened.query(sql, params)
         if not opened.is_reusable:
             connection.close()
+        elif self.is_own(address):
+            self._used.add(connection)
         return rows
+
+    def _renew(self, connection: Connection, address: ServerAddress) -> None:
+        """End a transaction, and whatever a stored function or a view has left in the session."""
+        reset_session(connection)
+        self._set_up(connection, address)
+        self._used.discard(connection)
 
     def snapshot(
         self,
@@ -212,6 +226,8 @@ class ShardDatabase(ShardServers):
         required: EventToken | None,
         rows: Sequence[KeyedRows],
     ) -> ShardSnapshot:
+        if connection in self._used:
+            self._renew(connection, address)
         token, server = self._read_start(connection, address, at_least, required)
         if token is not None and required is not None and rows and self._may_lock(address, token, required):
             token = self._lock_rows(connection, server, rows, token)
@@ -233,7 +249,9 @@ class ShardDatabase(ShardServers):
                 token = token if server == snapshot.server else None
                 if server is None:
                     self._close_changed(connection, address)
-            if not opened.is_reusable:
+            if connection.open and self.is_own(address):
+                self._renew(connection, address)
+            elif not opened.is_reusable:
                 close_open(connection)
             elif connection.open:
                 with connection.cursor() as cursor:
@@ -338,7 +356,7 @@ class ShardDatabase(ShardServers):
 
     def _may_lock(self, address: ServerAddress, token: EventToken, required: EventToken) -> bool:
         """Whether a lock can show more than the token: on a MariaDB primary, in a session of this library."""
-        is_primary, is_own = address == self._shard.primary, isinstance(self._pools[address], Pool)
+        is_primary, is_own = address == self._shard.primary, self.is_own(address)
         return self._flavor == "mariadb" and is_primary and is_own and not covers(token, required)
 
     def _read_log(

@@ -136,5 +136,5 @@ class VitessShardDatabase(ShardDatabase):
     def _connect(self, address: ServerAddress) -> Connection:
         return super()._connect(replace(address, database=self._target.target))
 
-    def _set_up(self, connection: Connection) -> None:
+    def _set_up(self, connection: Connection, _: ServerAddress) -> None:
         """Nothing: vtgate chooses the isolation."""

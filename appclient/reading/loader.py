@@ -18,7 +18,7 @@ from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
 from freshness.algorithm.request import LATEST, NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, order_rows, quote_name
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position.token import EventToken, covers, lacks
 from freshness.values.codec import decode_value, encode_value
@@ -154,9 +154,13 @@ class ObjectLoader:
         return KeyedRows(quote_name(table), match_keys(columns, len(lookups)), values)
 
     def _identity(self, row: Row) -> bytes:
-        """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""
+        """The identity of the row's own stored key, or none if a column is not as it was read. `Lookup.item` follows:
+        equal identities have equal items."""
         names = [column.name for column in self._definition.builder.columns]
-        return self._definition.identity(self._definition.builder.build([row[name] for name in names]))
+        try:
+            return self._definition.identity(self._definition.builder.build([row[name] for name in names]))
+        except (FormatError, KeyError):
+            return b""
 
     # -- lists ---------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -12,13 +13,15 @@ from appclient.connection.own import OwnDatabase, require_one_shard
 from appclient.connection.pool import nested_reads
 from appclient.database.database import Database
 from appclient.reading.loader import LoaderFunction, ObjectLoader
+from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.view import NodeView
 from freshness.config.config import Config
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
-from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.placement import Placement
 from freshness.objects.registry import KeyColumns, ObjectDefinition, build_registry
@@ -31,6 +34,9 @@ LOOKUPS_KEPT_MAX: Final = 8192
 
 KEPT_TEXT_MAX: Final = 64
 """Characters. Longer keys are not cached."""
+
+AGAIN_SECONDS: Final = 10.0
+"""An object's key columns are read again at most once in this time, while the invalidator has other ones."""
 
 
 class Lookups:
@@ -47,13 +53,14 @@ class Lookups:
         self._columns_of = find_columns or self._find_columns
         self.placement = Placement(config.cache.nodes, config.cache.namespace)
         self.definitions: dict[str, ObjectDefinition] = {}
+        self._doubted: set[str] = set()
+        self._read_at: dict[str, float] = {}
         self.loaders: dict[str, ObjectLoader] = {}
         self._functions: dict[str, LoaderFunction] = {}
         self._defining = threading.Lock()
-        self._kept = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make)
         for keyspace in config.keyspaces:
             try:
-                self._define(keyspace)
+                self._define(config, keyspace)
             except SourceUnavailable as error:
                 log.warning("keyspace %s is not read until its database answers: %s", keyspace, error)
         self.lineages = tuple(
@@ -80,15 +87,37 @@ class Lookups:
         try:
             return self.definitions[object_name]
         except KeyError:
-            self._define(self.entry(object_name).keyspace)
+            self._define(self._config, self.entry(object_name).keyspace)
             return self.definitions[object_name]
 
     def find(self, object_name: str, key: Any) -> Lookup:
         """The item and the node of a key. Raises as `definition`, and `FormatError` for a key of another shape."""
+        if self._doubted:
+            self._read_again(self._doubted.pop())
         # Neither True and 1.0, which equal 1, nor long texts are cached.
         if type(key) is int or (type(key) is str and len(key) <= KEPT_TEXT_MAX):
             return self._kept(object_name, key)
         return self._make(object_name, key)
+
+    def note(self, view: NodeView) -> None:
+        """Note the objects that the invalidator of a node has in another definition: their key columns may have been
+        altered."""
+        for record in view.records.values():
+            for name, coverage in {} if record is None else record.objects.items():
+                known = self.definitions.get(name)
+                if known is not None and known.policy.fingerprint != coverage.fingerprint:
+                    now = running_clock()
+                    if now - self._read_at.get(name, float("-inf")) >= AGAIN_SECONDS:
+                        self._read_at[name] = now
+                        self._doubted.add(name)
+
+    def _read_again(self, name: str) -> None:
+        """An object that cannot be read now stays as it was: the invalidator does not cover that."""
+        entry = self.entry(name)
+        try:
+            self._define(replace(self._config, objects={name: entry}), entry.keyspace)
+        except FreshnessError as error:
+            log.warning("the key columns of %s are not read again: %s", name, error)
 
     def set_function(self, object_name: str, function: LoaderFunction) -> None:
         """``function`` builds this composite from now on."""
@@ -126,13 +155,15 @@ class Lookups:
         asked = definition.builder.parse(cache_key.identity)
         return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
 
-    def _define(self, keyspace: str) -> None:
-        """Read the schema of a keyspace. Raises what the database raises, and `ConfigError`."""
-        definitions = build_registry(self._config, self._columns_of, keyspace_id, [keyspace])
+    def _define(self, config: Config, keyspace: str) -> None:
+        """Read the schema of the objects of a keyspace. Raises what the database raises, and `ConfigError`."""
+        definitions = build_registry(config, self._columns_of, keyspace_id, [keyspace])
         with self._defining:
             for name, definition in definitions.items():
                 self._create_loader(definition)
                 self.definitions[name] = definition
+        # Another one, since a thread may still put a lookup of before into the present one
+        self._kept = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make)
 
     def _create_loader(self, definition: ObjectDefinition) -> None:
         entry = definition.config

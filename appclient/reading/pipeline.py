@@ -36,7 +36,7 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import Demand, Pending, Read, ReadContext
-from freshness.algorithm.view import Sightings
+from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config
 from freshness.errors import FormatError
@@ -213,13 +213,17 @@ class Pipeline:
                 _now_us,
                 settings.max_staleness_seconds,
                 settings.clock_skew_seconds,
-                self.columns.note,
+                self._note_view,
             ),
             witness=self.recorder,
             recall=self.copies.recall,
             part_bytes=settings.part_bytes,
             value_bytes_max=settings.value_bytes_max,
         )
+
+    def _note_view(self, view: NodeView) -> None:
+        self.columns.note(view)
+        self._lookups.note(view)
 
     def close(self) -> None:
         """Close the idle connections to the nodes, and the recorder."""

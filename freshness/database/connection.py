@@ -86,6 +86,9 @@ _FUTURE = re.compile(
 )
 _TOO_MANY_ROWS = re.compile(r"Row count exceeded \d+")
 _KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
+_RESET_CONNECTION: Final = 0x1F
+"""The command of the protocol. PyMySQL has no method for it."""
+
 _TOO_LARGE = re.compile(r"max_allowed_packet", re.IGNORECASE)
 
 
@@ -151,6 +154,14 @@ def _begin_session(connection: Connection) -> None:
     except BaseException:
         connection.close()
         raise
+
+
+def reset_session(connection: Connection) -> None:
+    """Have the session as a new one is: without variables, locks, temporary tables and a transaction. Its database
+    stays. Raises what pymysql raises."""
+    driver: Any = connection
+    driver._execute_command(_RESET_CONNECTION, b"")
+    driver._read_ok_packet()
 
 
 @contextmanager

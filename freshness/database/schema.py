@@ -221,10 +221,16 @@ def keyspace_id(function: str, value: object) -> bytes:
     return compute(function, value)
 
 
-def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> dict[str, ObjectDefinition]:
+def load_registry(
+    config: Config,
+    keyspaces: Collection[str] | None = None,
+    lineage: str = "",
+    previous: Mapping[str, ObjectDefinition] = {},
+) -> dict[str, ObjectDefinition]:
     """The objects of the configuration, or of those keyspaces, with the key columns of the primaries' schema.
 
-    Raises `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`.
+    ``lineage``: the shard that is asked, if not any that serves. ``previous``: see `build_registry`. Raises
+    `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`.
     """
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
@@ -236,7 +242,7 @@ def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> d
         ordered_by: tuple[str, ...],
     ) -> tuple[KeyColumn, ...]:
         if keyspace not in connections:
-            connections[keyspace] = _connect_any(config.keyspaces[keyspace])
+            connections[keyspace] = _connect_any(config.keyspaces[keyspace], lineage)
         connection, address = connections[keyspace]
         try:
             return key_columns(connection, address.database, table, names, is_unique, ordered_by)
@@ -244,7 +250,7 @@ def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> d
             raise translated(error, address, "reading the schema") from error
 
     try:
-        return build_registry(config, find_columns, keyspace_id, keyspaces)
+        return build_registry(config, find_columns, keyspace_id, keyspaces, previous)
     finally:
         for connection, _ in connections.values():
             connection.close()
@@ -256,11 +262,11 @@ def load_object(config: Config, name: str) -> dict[str, ObjectDefinition]:
     return {} if entry is None else load_registry(config, [entry.keyspace])
 
 
-def _connect_any(keyspace: Keyspace) -> tuple[Connection, ServerAddress]:
-    """The first primary of the serving shards that answers: all have the same tables. Raises the error of the first
-    one that does not."""
+def _connect_any(keyspace: Keyspace, lineage: str) -> tuple[Connection, ServerAddress]:
+    """The primary of this shard, or the first one of the serving shards that answers: all have the same tables.
+    Raises the error of the first one that does not."""
     failed: SourceUnavailable | None = None
-    for shard in keyspace.serving_shards:
+    for shard in [each for each in keyspace.shards if each.lineage == lineage] or keyspace.serving_shards:
         try:
             return connect(shard.primary), shard.primary
         except SourceUnavailable as error:

@@ -59,6 +59,9 @@ _NOT_RESTORED_BY_ITS_NAME: Final = {"character_set_connection": "collation_conne
 """To set a character set chooses its default collation."""
 
 _VERIFIED: Final = ("time_zone", "sql_select_limit", "sql_auto_is_null", "character_set_connection")
+_CHARACTER_SETS: Final = " AND ".join(
+    f"@@SESSION.character_set_{of} = 'utf8mb4'" for of in ("client", "results")
+)
 _DATABASE: Final = "@freshness_database"
 _CHOSEN: Final = f"{_DATABASE} = DATABASE()"
 CHOSEN_SQL: Final = f"SET {_CHOSEN}"
@@ -74,7 +77,8 @@ def _find_name(flavor: str) -> str:
     verified = (*_VERIFIED, ISOLATION[flavor], _READ_ONLY[flavor])
     equal = " AND ".join(f"@@SESSION.{name} = {variables[name]}" for name in verified)
     present = "" if flavor == "mysql" else " AND @@SESSION.system_versioning_asof = 'DEFAULT'"
-    return f"IF({equal} AND {_MODES}{present} AND DATABASE() = {_DATABASE}, {SERVER_NAME[flavor]}, NULL)"
+    is_set_up = f"{equal} AND {_CHARACTER_SETS} AND {_MODES}{present} AND DATABASE() = {_DATABASE}"
+    return f"IF({is_set_up}, {SERVER_NAME[flavor]}, NULL)"
 
 
 NAME_IN_SESSION: Final = {flavor: _find_name(flavor) for flavor in VARIABLES}
@@ -87,15 +91,18 @@ CREATED_SQL: Final = {flavor: f"SHOW SESSION STATUS LIKE '{name}'" for flavor, n
 shows, without a privilege, which ones are left; what resets the session drops them and counts from 0."""
 
 
-def set_up_sql(flavor: str, timeout_seconds: float, *, keeps: bool = False) -> str:
+def set_up_sql(flavor: str, timeout_seconds: float, database: str | None) -> str:
     """One statement that sets the variables of a read. ``timeout_seconds``: bound of each statement, in seconds.
 
-    ``keeps``: True for a session of the application, whose values `put_back_sql` restores.
+    ``database``: the one that a session of this library has, also after `reset_session`; None for a session of the
+    application, whose values `put_back_sql` restores.
     """
     values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
-    kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _kept(flavor)] if keeps else []
     new = [f"SESSION {name} = {value.format(**values)}" for name, value in VARIABLES[flavor].items()]
-    return "SET " + ", ".join([*kept, *new, _CHOSEN])
+    if database is None:
+        kept = [f"@freshness_{name} = @@SESSION.{name}" for name in _kept(flavor)]
+        return "SET " + ", ".join([*kept, *new, _CHOSEN])
+    return "SET " + ", ".join(["NAMES utf8mb4", *new, f"{_DATABASE} = _utf8mb4 x'{database.encode().hex()}'"])
 
 
 def put_back_sql(flavor: str) -> str:

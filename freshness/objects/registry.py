@@ -7,6 +7,7 @@ definition is in every entry and in the node record: two definitions of one name
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from freshness.errors import ConfigError
 from freshness.keys.cachekey import CacheKey, KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.keyrange import KeyRange
+
+log = logging.getLogger(__name__)
 
 _NUMBERS = (ColumnKind.INTEGER, ColumnKind.DECIMAL)
 
@@ -76,6 +79,11 @@ class ObjectDefinition:
         """The identity of an entry: the definition and the key as spelled."""
         return self.policy.fingerprint.to_bytes(4, "big") + key.identity
 
+    def closed(self, reason: str) -> ObjectDefinition:
+        """The same keys under a fingerprint that no reader has, so that nothing of it is stored or served."""
+        fingerprint = zlib.crc32(f"{self.config.name}\n{reason}".encode())
+        return replace(self, policy=replace(self.policy, fingerprint=fingerprint))
+
     def portable(self) -> ObjectDefinition:
         """With dicts in the place of read-only views, which cannot be pickled."""
         return replace(
@@ -96,11 +104,22 @@ def build_registry(
     find_columns: KeyColumns,
     keyspace_id: KeyspaceId,
     keyspaces: Collection[str] | None = None,
+    previous: Mapping[str, ObjectDefinition] = {},
 ) -> dict[str, ObjectDefinition]:
     """All objects of the configuration, or of those keyspaces. Raises `ConfigError` naming the object, table and
-    column at fault."""
+    column at fault, if the object is not among the ``previous`` ones: that is closed."""
+
+    def define(entry: ObjectConfig) -> ObjectDefinition:
+        try:
+            return _define(config, entry, find_columns, keyspace_id)
+        except ConfigError as error:
+            if entry.name not in previous:
+                raise
+            log.error("object %s is not cached: %s", entry.name, error)
+            return previous[entry.name].closed(str(error))
+
     return {
-        name: _define(config, entry, find_columns, keyspace_id)
+        name: define(entry)
         for name, entry in config.objects.items()
         if keyspaces is None or entry.keyspace in keyspaces
     }

@@ -23,12 +23,21 @@ OBJECTS = (
 )
 ZONE_FUNCTION = """CREATE FUNCTION shift_zone() RETURNS INT DETERMINISTIC NO SQL
     BEGIN SET SESSION time_zone = '-05:00'; RETURN 1; END"""
+LEAVES_FUNCTION = """CREATE FUNCTION leave_all() RETURNS INT DETERMINISTIC NO SQL BEGIN
+    SET @left = 1, SESSION group_concat_max_len = 4, SESSION div_precision_increment = 0;
+    RETURN GET_LOCK('left by a loader', 0); END"""
+LEFT_FUNCTION = "CREATE FUNCTION what_is_left() RETURNS INT NO SQL RETURN @left"
+ODD_PROCEDURE = """CREATE PROCEDURE be_odd() BEGIN
+    SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+    SET SESSION time_zone = '+05:00', SESSION sql_select_limit = 2, SESSION sql_auto_is_null = 1,
+        SESSION sql_mode = 'PAD_CHAR_TO_FULL_LENGTH', SESSION character_set_connection = latin1; END"""
 KEYS = range(1, 9)
 
 
 @contextmanager
 def running_tenants(pair: Pair, folder: Path) -> Iterator[System]:
-    """``tenant_b`` has a table of customers, too; the function ``shift_zone`` changes the session that calls it."""
+    """``tenant_b`` has a table of customers, too; the functions ``shift_zone`` and ``leave_all``, and the view
+    ``leaving``, change the session that calls them."""
     for name in ("shop", "tenant_b"):
         pair.primary.execute(f"DROP DATABASE IF EXISTS {name}")
         pair.primary.execute(f"CREATE DATABASE {name}")
@@ -36,7 +45,9 @@ def running_tenants(pair: Pair, folder: Path) -> Iterator[System]:
     pair.primary.execute(CUSTOMERS_TABLE, database="tenant_b")
     with running_system(pair, folder, tables=(CUSTOMERS_TABLE, STAMPS), objects=OBJECTS) as system:
         with pair.primary.setting("log_bin_trust_function_creators", 1):
-            system.execute(ZONE_FUNCTION)
+            for routine in (ZONE_FUNCTION, LEAVES_FUNCTION, LEFT_FUNCTION, ODD_PROCEDURE):
+                system.execute(routine)
+        system.execute("CREATE VIEW leaving AS SELECT leave_all() AS done")
         system.execute("GRANT EXECUTE ON shop.* TO app@'%'")
         yield system
 

@@ -19,7 +19,9 @@ from pymysql.constants import CLIENT
 
 from appclient import AsyncCache, Cache, ReadOutcome, SourceUnsuitable
 from appclient.connection.query import LoaderConnection
+from appclient.database.shard import ShardDatabase
 from freshness.errors import ConfigError, ConnectionsExhausted
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from integration.appclient.sessions import fill_tables, opened, own_pool
 from integration.harness import System, wait_for_outcome
 from integration.servers import Flavor, Pair
@@ -77,7 +79,10 @@ def test_a_loader_that_sends_two_statements_in_one_text_is_refused(system: Syste
 
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["own connection", "pool"])
-@pytest.mark.parametrize("statement", ["USE tenant_b", "SET time_zone = '-05:00'", "read only"])
+@pytest.mark.parametrize(
+    "statement",
+    ["USE tenant_b", "SET time_zone = '-05:00'", "read only", "SET character_set_results = latin1"],
+)
 def test_a_session_that_a_loader_changes_past_its_view_poisons_nothing(
     system: System, flavor: Flavor, statement: str, is_pooled: bool
 ) -> None:
@@ -118,6 +123,66 @@ def test_a_function_that_changes_the_session_poisons_nothing(system: System) -> 
             assert hit(system, "stamp", number)["at"] == NOON
 
 
+def test_a_database_that_a_loader_chose_is_not_the_next_ones(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the first read has no token, so that nobody looks at its session; the other database is cached, too."""
+    system.execute(f"CREATE TABLE tenant_b.{HEARTBEAT_TABLE} AS SELECT * FROM {HEARTBEAT_TABLE}")
+    system.settle()
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            if key == 1:
+                with database._connections[0].cursor() as cursor:
+                    cursor.execute("USE tenant_b")
+            return database.query_one("SELECT name FROM customers WHERE id = %s", (key,))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
+            assert cache.get("report", 1)["name"] == "tenant b"
+        assert cache.get("customer", 1)["name"] == "shop"
+        assert cache.get("report", 2)["name"] == "shop"
+    assert hit(system, "customer", 1)["name"] == "shop"
+    system.execute(f"DROP TABLE tenant_b.{HEARTBEAT_TABLE}")
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_uncached"),
+    [
+        ("SELECT leave_all()", False),
+        ("SELECT * FROM leaving", False),
+        ("SELECT leave_all()", True),
+        ("SELECT @left := 1, GET_LOCK('left by a loader', 0)", True),
+    ],
+)
+def test_a_loader_leaves_nothing_in_the_session_of_the_next_one(
+    system: System, sql: str, is_uncached: bool
+) -> None:
+    """Neither by its own text, nor by a function or a view that it reads."""
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            if key == 1:
+                return database.query(sql) and None
+            return database.query_one(
+                "SELECT what_is_left() AS remembered, @left AS variable, GROUP_CONCAT(name) AS names, "
+                "1 / 3 AS third, IS_FREE_LOCK('left by a loader') AS is_free FROM stamps WHERE id < 4 AND %s",
+                (key,),
+            )
+
+        if is_uncached:
+            cache.database().query(sql)
+        else:
+            cache.get("report", 1)
+        found = cache.get("report", 2)
+        assert (found["remembered"], found["variable"], found["is_free"]) == (None, None, 1)
+        assert (found["names"], str(found["third"])) == ("n,n,n", "0.3333")
+        globe = "\N{EARTH GLOBE EUROPE-AFRICA}"
+        assert cache.database().query("SELECT %s AS text", (globe,)).rows == [{"text": globe}]
+
+
 def test_a_server_that_cuts_answers_makes_no_row_absent(system: System) -> None:
     with system.pair.replica.setting("sql_select_limit", 2), opened(system) as cache:
         found = cache.get_many("customer", range(1, 9))
@@ -156,6 +221,7 @@ def test_a_pool_in_another_database_reads_the_configured_one(system: System) -> 
         "SET sql_auto_is_null = 1",
         "SET time_zone = '+05:00'",
         "SET sql_mode = 'PAD_CHAR_TO_FULL_LENGTH'",
+        "CALL be_odd()",
     ],
 )
 def test_a_pool_with_an_odd_session_fills_right_and_gets_it_back(system: System, statement: str) -> None:

@@ -269,9 +269,64 @@ def test_an_index_that_is_dropped_leaves_nothing_to_store(system: System, cache:
     assert ids(cache, "user_by_handle", ["ann"]) == [1]
     change(system, "ALTER TABLE users DROP INDEX handle", "INSERT INTO users (id, handle) VALUES (2, 'ann')")
     for _ in range(3):
-        assert cache.get("user_by_handle", "ann", explain=True).outcome is ReadOutcome.KEY
-    change(system, "DELETE FROM users WHERE id = 1")
+        outcome = cache.get("user_by_handle", "ann", explain=True).outcome
+        assert not outcome.is_hit
+        assert outcome is not ReadOutcome.FILLED
+    change(system, "DELETE FROM users WHERE id = 1", "ALTER TABLE users ADD UNIQUE (handle)")
     assert ids(cache, "user_by_handle", ["ann"]) == [2]
+
+
+def test_a_view_that_takes_the_place_of_a_table_is_not_stored(system: System, cache: Cache) -> None:
+    """The log names the table behind it alone. The rows are stored again once a table has the name."""
+    change(system, "INSERT INTO users (id, v) VALUES (1, 1)")
+    assert ids(cache, "user", [1]) == [1]
+    change(system, "RENAME TABLE users TO people_of_old", "CREATE VIEW users AS SELECT * FROM people_of_old")
+    for number in (2, 3):
+        change(system, f"UPDATE users SET v = {number}")
+        found = [cache.get("user", 1, explain=True) for _ in range(3)]
+        assert [(each.value["v"], each.is_hit) for each in found] == [(number, False)] * 3
+    change(system, "DROP VIEW users", "RENAME TABLE people_of_old TO users")
+    assert ids(cache, "user", [1]) == [1]
+
+
+ALTERED: Final = (
+    ("words", "VARCHAR(9) COLLATE utf8mb4_general_ci", "VARCHAR(9) COLLATE utf8mb4_bin", ("A", "a")),
+    ("codes", "BINARY(4)", "VARBINARY(8)", (b"ab\0\0", b"ab")),
+    ("numbers", "VARCHAR(9) COLLATE utf8mb4_bin", "INT", ("5", "6")),
+    ("texts", "INT", "VARCHAR(20) COLLATE utf8mb4_bin", ("5", "a")),
+)
+"""Tables, the column of their key before an ALTER and after it, and the keys of two rows; the second one is new."""
+
+
+def test_a_key_column_that_is_altered_is_read_as_it_is_now(pair: Pair, tmp_path: Path) -> None:
+    """By a process that was there before: each key finds its row, and no change leaves an entry behind. Two keys that
+    were equal share an item, so each is read until it is a hit."""
+    made = [f"CREATE TABLE {table} (k {kind} PRIMARY KEY, v INT)" for table, kind, _, _ in ALTERED]
+    objects = "".join(f'[objects.{table}]\ntable = "{table}"\n' for table, _, _, _ in ALTERED)
+    with running_system(pair, tmp_path, tables=made, objects=objects) as system:
+        cache = system.open_cache()
+        with pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+            for table, _, _, (key, _) in ALTERED:
+                cursor.execute(f"INSERT INTO {table} VALUES (%s, 1)", (key,))
+            system.settle()
+            for table, _, _, (key, _) in ALTERED:
+                assert hit(cache, table, key)["v"] == 1
+            for table, _, kind, (_, key) in ALTERED:
+                cursor.execute(f"ALTER TABLE {table} MODIFY k {kind}")
+                cursor.execute(f"INSERT INTO {table} VALUES (%s, 1)", (key,))
+            for number in (2, 3):
+                system.settle()
+                for table, _, _, keys in ALTERED:
+                    wanted = [(int(key) if table == "numbers" else key, number - 1) for key in keys]
+                    assert [
+                        (row["k"], row["v"]) for row in (hit(cache, table, key) for key in keys)
+                    ] == wanted
+                    cursor.execute(f"UPDATE {table} SET v = %s", (number,))
+        cache.close()
+
+
+def hit(cache: Cache, name: str, key: Any) -> Any:
+    return wait_for_hits(cache, name, [key])[key].value
 
 
 @pytest.mark.parametrize(

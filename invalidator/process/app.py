@@ -206,7 +206,7 @@ class Invalidator:
             assignment,
             self.metrics.of_shard(lineage),
             self._recorder,
-            read_registry=partial(load_registry, self.config, [assignment.keyspace]),
+            read_registry=partial(load_registry, self.config, [assignment.keyspace], lineage),
             since_us=None if lineage in self._repeated else self._since_us,
         )
         self._running[lineage] = _Running(worker, RESTART_SECONDS)

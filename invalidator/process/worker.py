@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import nan
 from typing import Any, Final, Literal, TypeAlias
 
@@ -68,8 +69,8 @@ class ShardWorker:
     The public fields are for the HTTP service, which reads them from another thread. ``failure``: the last one that
     is not known to be over; "" if there is none. ``ended_by``: the error that ended it. ``recent``: its work of the
     last minutes. ``times``: received positions by time, for consumers that begin at a time. ``read_registry``: reads
-    the schema if the assignment has none. ``since_us``: time (µs since 1970) from which on every node is sent
-    everything again. ``created_at``: by `running_clock`.
+    the schema, and gets the objects as they were before. ``since_us``: time (µs since 1970) from which on every node
+    is sent everything again. ``created_at``: by `running_clock`.
     """
 
     assignment: Assignment
@@ -80,7 +81,7 @@ class ShardWorker:
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
     restoration: Restoration | None = None
-    read_registry: Callable[[], Mapping[str, ObjectDefinition]] = dict
+    read_registry: Callable[[Mapping[str, ObjectDefinition]], Mapping[str, ObjectDefinition]] = dict
     has_streamed: bool = False
     since_us: int | None = None
     times: TimeIndex = field(init=False)
@@ -205,8 +206,30 @@ class ShardWorker:
 
     def _work(self) -> None:
         if self.assignment.registry is None:
-            self.assignment = replace(self.assignment, registry=self.read_registry())
-        self._follow()
+            self.assignment = replace(self.assignment, registry=self.read_registry({}))
+        while True:
+            try:
+                self._follow()
+            except _KeysAltered as altered:
+                log.warning(
+                    "%s: the columns of keys were altered, and lives end", self.assignment.shard.lineage
+                )
+                self.assignment = altered.assignment
+            else:
+                return
+
+    def _require_keys(self, tables: Iterable[str]) -> None:
+        """Raise `_KeysAltered` if one of these tables has other keys. Asked before a statement that may have altered
+        them is acknowledged, and once the start of the stream is chosen, which leaves out all statements before.
+
+        Raises `SourceUnavailable` and `SourceUnsuitable`.
+        """
+        task = self.assignment
+        if task.tables.isdisjoint(tables):
+            return
+        present = replace(task, registry=self.read_registry(task.definitions))
+        if present.objects != task.objects:
+            raise _KeysAltered(present)
 
     def _follow(self) -> None:
         task = self.assignment
@@ -255,7 +278,7 @@ class ShardWorker:
                 is_stopping=lambda: self._is_stopping,
                 observer=MetricsObserver(self, self.invalidator, lambda: pulse.written_at),
             )
-            drive(loop, _answerer(driver, source, epochs))
+            drive(loop, self._make_answerer(driver, source, epochs))
         finally:
             source.close()
             self.restoration.stop()
@@ -263,6 +286,27 @@ class ShardWorker:
             epochs.close()
             primary.close()
             _close_all(nodes)
+
+    def _make_answerer(
+        self, driver: BlockingDriver, source: Source, epochs: HeartbeatWriter
+    ) -> Callable[[LoopStep], Any]:
+        """Answers the loop's own steps with the real source, and all others with the driver."""
+
+        def answer(step: LoopStep) -> Any:
+            match step:
+                case Poll():
+                    transactions = source.poll(step.timeout_seconds, step.transactions_max)
+                    self._require_keys(chain.from_iterable(each.raised_tables for each in transactions))
+                    return transactions
+                case OpenStream():
+                    source.open(step.start)
+                    return self._require_keys(self.assignment.tables)
+                case RaiseEpoch():
+                    return epochs.raise_epoch()
+                case _:
+                    return driver.answer(step)
+
+        return answer
 
     # -- set-up --------------------------------------------------------------------------------------------
 
@@ -395,21 +439,11 @@ class MetricsObserver(LoopObserver):
         log.error("%s", self._missing)
 
 
-def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:
-    """Answers the loop's own steps with the real source, and all others with the driver."""
+class _KeysAltered(Exception):
+    """The objects are others now."""
 
-    def answer(step: LoopStep) -> Any:
-        match step:
-            case Poll():
-                return source.poll(step.timeout_seconds, step.transactions_max)
-            case OpenStream():
-                return source.open(step.start)
-            case RaiseEpoch():
-                return epochs.raise_epoch()
-            case _:
-                return driver.answer(step)
-
-    return answer
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
 
 
 def _close_all(nodes: Mapping[str, CacheNode]) -> None:

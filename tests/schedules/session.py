@@ -68,6 +68,14 @@ class Session:
         assert self.open, "closed twice"
         self.open = False
 
+    def _execute_command(self, *_: object) -> None:
+        """A reset of the session: the only command beside statements."""
+        self.reach("reset")
+        self._snapshot = None
+
+    def _read_ok_packet(self) -> None:
+        """There is one."""
+
     def answer(self, sql: str, keys: Sequence[int]) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The names of the columns, and the rows."""
         if not self.open:

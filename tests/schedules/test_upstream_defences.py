@@ -920,18 +920,24 @@ def test_a_query_behind_a_proxy_says_nothing_of_its_age(monkeypatch: pytest.Monk
 
 
 def test_round_trips_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's name rides with the position and the rows. A snapshot takes one statement more: none that ends a
-    transaction returns anything."""
+    """The server's name rides with the position and the rows. A snapshot takes three more: none that ends a
+    transaction returns anything, and the next loader's session is as a new one, also after a query."""
     session = ScriptedSession(Server())
     proxied = Proxied(monkeypatch, session)
     proxied.shard.rows_with_token(*ROWS)
     assert session.asked == ["set", "token", "rows"]
     session.asked.clear()
     proxied.shard.snapshot(load_two_rows)
-    assert session.asked == ["token", "start", "rows", "rows", "server", "rollback"]
+    assert session.asked == ["token", "start", "rows", "rows", "server", "reset", "set"]
     session.asked.clear()
     proxied.database.query("SELECT * FROM customers WHERE id = %s", (1,))
     assert session.asked == ["rows"]
+    session.asked.clear()
+    proxied.shard.snapshot(load_two_rows)
+    assert session.asked[:3] == ["reset", "set", "token"]
+    session.asked.clear()
+    proxied.shard.snapshot(load_two_rows)
+    assert session.asked[:1] == ["token"]
 
 
 def test_a_connection_that_is_lost_behind_the_rows_costs_the_token_alone(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from appclient import Cache
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
+from appclient.reading.lookup import AGAIN_SECONDS
+from freshness.algorithm.envelope import Coverage
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import LATEST, Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
@@ -24,6 +27,7 @@ from freshness.config.config import load_config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.position import empty_position
 from freshness.position.token import EventToken
 
 CONFIG = """[cache]
@@ -272,6 +276,42 @@ def test_a_kept_key_stands_for_no_other(cache: Cache) -> None:
             cache.get("customer", other)
     with pytest.raises(ConfigError, match="unknown object"):
         cache.get_many("costumer", [])
+
+
+def test_key_columns_are_read_again_if_the_invalidator_has_others(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most once in some time, and a database that is down leaves them as they are."""
+    now = [0.0]
+    monkeypatch.setattr("appclient.reading.lookup.running_clock", lambda: now[0])
+    found: list[Any] = [SourceUnavailable("no server answers"), (KeyColumn("id", ColumnKind.BINARY),)]
+
+    def columns_of(*_: object) -> Any:
+        if isinstance(answer := found.pop(0), Exception):
+            raise answer
+        return answer
+
+    lookups = cache.lookups
+    before = lookups.find("customer", 7).policy
+    monkeypatch.setattr(lookups, "_columns_of", columns_of)
+
+    def note(fingerprint: int) -> None:
+        covered = SimpleNamespace(objects={"customer": Coverage(fingerprint, empty_position("mysql"))})
+        view: Any = SimpleNamespace(records={"shop/-": covered, "other/-": None})
+        lookups.note(view)
+
+    note(before.fingerprint)
+    assert lookups.find("customer", 7).policy == before
+    note(before.fingerprint + 1)
+    assert lookups.find("customer", 7).policy == before
+    note(before.fingerprint + 1)
+    assert lookups.find("customer", 7).policy == before
+    assert len(found) == 1, "the database was asked, and is not asked again so soon"
+    now[0] = AGAIN_SECONDS
+    note(before.fingerprint + 1)
+    assert lookups.find("customer", b"7").policy.fingerprint != before.fingerprint
+    with pytest.raises(FormatError):
+        lookups.find("customer", 7)
 
 
 def test_an_entry_whose_value_does_not_decode_is_read_from_the_database(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -173,6 +175,42 @@ def test_autocommit_by_the_method_of_a_driver_changes_no_session() -> None:
         watch = SessionWatch(driver)
         driver.query("SET @@session.autocommit = OFF")
         assert watch.is_special is changes
+
+
+@pytest.mark.parametrize("kind", [Driver, Connector])
+def test_a_connection_that_is_watched_twice_ends_with_its_last_user(kind: type[Driver]) -> None:
+    driver = kind()
+    watches = [SessionWatch(driver), SessionWatch(driver)]
+    sent = driver.sent
+    driver.query("USE tenant_b")
+    assert [watch.changes for watch in watches] == [1, 1]
+    assert sent == ["USE tenant_b"]
+    known = ref(driver)
+    gc.disable()
+    try:
+        del driver
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+class Traced:
+    """As tools that trace wrap a connection."""
+
+    def __init__(self, traced: Any) -> None:
+        self.traced = traced
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.traced, name)
+
+
+def test_a_connection_that_a_tool_has_wrapped_is_watched() -> None:
+    driver = Driver()
+    traced: Any = Traced(driver)
+    watch = SessionWatch(traced)
+    assert not watch.is_special
+    traced.query("USE tenant_b")
+    assert (watch.is_special, driver.sent) == (True, ["USE tenant_b"])
 
 
 class Closed:

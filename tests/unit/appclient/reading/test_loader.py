@@ -65,6 +65,16 @@ def test_a_row_that_two_shards_have_is_not_stored(monkeypatch: pytest.MonkeyPatc
     assert [each.refusal for each in rest] == [None] * len(others)
 
 
+@pytest.mark.parametrize("row", [{"id": "a", "v": 1}, {"renamed": 1, "v": 1}])
+@pytest.mark.parametrize("keys", [[1], [1, 2]])
+def test_a_row_whose_key_is_of_another_type_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch, row: Mapping[str, Any], keys: list[int]
+) -> None:
+    """The column was altered, and nobody knows yet which key the row has."""
+    loaded, *_ = load(monkeypatch, {"shop/-80": [row], "shop/80-": []}, keys)
+    assert (loaded.value, loaded.refusal) == (row, ReadOutcome.KEY)
+
+
 def test_a_row_of_one_shard_is_stored_with_the_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     found, missing = load(monkeypatch, {"shop/-80": [{"id": 1}], "shop/80-": []}, [1, 2])
     assert (found.value, found.refusal, set(found.tokens)) == ({"id": 1}, None, set(LINEAGES))

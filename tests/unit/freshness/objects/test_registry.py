@@ -94,6 +94,34 @@ def test_a_row_object_is_keyed_by_the_primary_key(define: Define) -> None:
     assert customer.identity(key) == customer.policy.fingerprint.to_bytes(4, "big") + b"42"
 
 
+def test_an_object_that_can_no_longer_be_read_is_closed_and_keeps_its_keys(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(HEAD + CUSTOMER + PROFILE)
+    config = load_config(path, {})
+    gone: set[str] = set()
+
+    def find_columns(_: str, table: str, names: tuple[str, ...], *__: object) -> tuple[KeyColumn, ...]:
+        if table in gone:
+            raise ConfigError(f"{table} is gone")
+        return tuple(SCHEMA[f"{table}_{name}"] for name in names) or (SCHEMA[table],)
+
+    before = build_registry(config, find_columns, keyspace_id)
+    gone.add("orders")
+    with pytest.raises(ConfigError, match="orders is gone"):
+        build_registry(config, find_columns, keyspace_id)
+    after = build_registry(config, find_columns, keyspace_id, previous=before)
+    assert after["customer"].policy == before["customer"].policy
+    assert after["profile"].policy.fingerprint != before["profile"].policy.fingerprint
+    assert after["profile"].columns_by_table == before["profile"].columns_by_table
+    again = build_registry(config, find_columns, keyspace_id, previous=after)
+    assert again["profile"].policy == after["profile"].policy, "a life is not ended twice for one reason"
+    gone.clear()
+    assert (
+        build_registry(config, find_columns, keyspace_id, previous=again)["profile"].policy
+        == before["profile"].policy
+    )
+
+
 def test_a_primary_key_of_two_columns_keeps_their_order(define: Define) -> None:
     columns = (KeyColumn("tenant", ColumnKind.INTEGER), KeyColumn("id", ColumnKind.BINARY))
     customer = define(CUSTOMER, customers=columns)["customer"]

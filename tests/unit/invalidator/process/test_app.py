@@ -248,7 +248,7 @@ class Databases:
         self.asked: list[str] = []
         self.error: FreshnessError = SourceUnavailable("127.0.0.1:9: connecting: refused")
 
-    def load(self, _: Config, keyspaces: list[str]) -> dict[str, object]:
+    def load(self, _: Config, keyspaces: list[str], *__: object) -> dict[str, object]:
         self.asked += keyspaces
         if self.down & set(keyspaces):
             raise self.error

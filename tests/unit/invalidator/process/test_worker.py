@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
 from freshness.position import empty_position
 from freshness.stream.source import Heartbeat, Transaction
+from invalidator.loop.loop import OpenStream, Poll
 from invalidator.process.assignment import Assignment
 from invalidator.process.metrics import Metrics
-from invalidator.process.worker import HEARTBEAT_MISSING_SECONDS, MetricsObserver, ShardWorker
+from invalidator.process.worker import HEARTBEAT_MISSING_SECONDS, MetricsObserver, ShardWorker, _KeysAltered
 
 CONFIG = """
 [cache]
@@ -100,6 +102,38 @@ def test_a_stripe_that_waits_for_a_heartbeat_makes_the_next_one_come_at_once(tmp
     following.passed = Streamed(empty_position("mysql"), 1, 5.0)
     assert ask(5.0) is following.passed
     assert following.hurried == [5.0, 5.0], "it has come back"
+
+
+def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknowledged(
+    tmp_path: Path,
+) -> None:
+    worker = worker_of(tmp_path)
+    task = worker.assignment
+    found: list[Any] = [task.definitions]
+    asked: list[object] = []
+
+    def read_registry(previous: object) -> Any:
+        asked.append(previous)
+        return found[-1]
+
+    worker.read_registry = read_registry
+    brought = [Transaction(empty_position("mysql"), 0)]
+    source: Any = SimpleNamespace(poll=lambda *_: brought, open=lambda _: None)
+    nothing: Any = None
+    answer = worker._make_answerer(nothing, source, nothing)
+    assert answer(Poll(0, 1)) == brought
+    brought[0] = brought[0]._replace(raised_tables=frozenset(("elsewhere",)))
+    assert answer(Poll(0, 1)) == brought
+    assert asked == []
+    brought[0] = brought[0]._replace(raised_tables=frozenset(("orders",)))
+    assert answer(Poll(0, 1)) == brought, "no key was altered"
+    answer(OpenStream(empty_position("mysql")))
+    assert asked == [task.definitions] * 2
+    found.append({**task.definitions, "profile": task.definitions["profile"].closed("no table")})
+    for step in (Poll(0, 1), OpenStream(empty_position("mysql"))):
+        with pytest.raises(_KeysAltered) as altered:
+            answer(step)
+        assert altered.value.assignment.definitions is found[-1]
 
 
 class Scene:
