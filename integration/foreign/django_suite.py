@@ -1,0 +1,215 @@
+"""Applications of Django's own suite on a private server, with or without cached models.
+
+``python -m integration.foreign.django_suite TESTS PORT FLAVOR RESULT plain|cached APPLICATION …``; TESTS is the
+folder of Django's ``runtests.py``. A TestCase commits, in place of a transaction around each test, in which the cache
+would stand aside. Called by ``__main__``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+from unittest import TextTestResult, mock
+
+import pymysql
+
+pymysql.install_as_MySQLdb()
+
+from django.apps import apps  # noqa: E402
+from django.conf import settings  # noqa: E402
+from django.db import connections  # noqa: E402
+from django.db.models import Model, QuerySet  # noqa: E402
+from django.test import TestCase  # noqa: E402
+from django.test.runner import DiscoverRunner  # noqa: E402
+
+from appclient import Explanation  # noqa: E402
+from integration.foreign.outcome import PASSED, Outcome  # noqa: E402
+from integration.foreign.system import start_cache  # noqa: E402
+
+SCHEMA: Final = "foreign_default"
+outcome: Final = Outcome()
+
+
+class Recorder(TextTestResult):
+    """Notes how each test ended; a subtest that failed counts as its test."""
+
+    def stopTest(self, test: Any) -> None:
+        outcome.tests.setdefault(test.id(), PASSED)
+        super().stopTest(test)
+
+    def _note(self, test: Any, error: Any) -> None:
+        [first, *_] = "".join(traceback.format_exception_only(error[0], error[1])).splitlines()
+        outcome.tests[test.id()] = first[:300]
+
+    def addError(self, test: Any, err: Any) -> None:
+        self._note(test, err)
+        super().addError(test, err)
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        self._note(test, err)
+        super().addFailure(test, err)
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self._note(test, err)
+        super().addSubTest(test, subtest, err)
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        outcome.tests[test.id()] = "skipped"
+        super().addSkip(test, reason)
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        outcome.tests[test.id()] = "expected failure"
+        super().addExpectedFailure(test, err)
+
+
+class PlainRunner(DiscoverRunner):
+    """Django's own runner, with its results noted."""
+
+    def get_resultclass(self) -> type[Recorder]:
+        return Recorder
+
+
+class CachedRunner(PlainRunner):
+    """The same, with all models cached that can be."""
+
+    def setup_databases(self, **kwargs: Any) -> Any:
+        made = super().setup_databases(**kwargs)
+        cache_models()
+        return made
+
+
+def cache_models() -> None:
+    """Install the application, with the models of the suite in its setting."""
+    from appclient.django import queryset
+
+    models = list(_find_cacheable())
+    of = settings.DATABASES["default"]
+    path = start_cache(
+        settings.FOREIGN_FLAVOR,
+        f"mysql://app:app@127.0.0.1:{of['PORT']}/{SCHEMA}",
+        [model._meta.db_table for model in models],
+    )
+    settings.FRESHNESS = {"CONFIG": path, "MODELS": [model._meta.label for model in models]}
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "appclient.django"]
+    apps.set_installed_apps(settings.INSTALLED_APPS)
+    installed = apps.get_app_config("freshness")
+    # Tests that say which applications there are cannot name this one
+    mock.patch.object(queryset, "get_app", return_value=installed).start()
+    installed.cache.on_read = _count
+    compare_reads(queryset.CachedQuerySet)
+
+
+def _count(read: Explanation) -> None:
+    outcome.hits += read.is_hit
+
+
+def _find_cacheable() -> Iterator[type[Model]]:
+    from appclient.django.plan import find_refusal
+    from appclient.django.queryset import _derive
+    from freshness.errors import ConfigError
+
+    connection = connections["default"]
+    there = set(connection.introspection.table_names())
+    for model in apps.get_models():
+        if find_refusal(model) is not None or model._meta.db_table not in there:
+            continue
+        try:
+            for manager in model._meta.managers:
+                _derive(type(manager), manager.name)
+        except ConfigError:
+            continue
+        yield model
+
+
+def compare_reads(kind: Any) -> None:
+    """Compare each instance of the cache with the row, read by the ORM on a connection whose queries nobody counts;
+    read each twice, since the second read of a row is a hit."""
+    find = kind._find_cached
+    beside: list[Any] = []
+
+    def find_compared(self: Any, keys: Sequence[Any]) -> Any:
+        found = find(self, keys)
+        if isinstance(found, str):
+            return found
+        if not beside:
+            beside.append(connections["default"].copy())
+        again = find(self, keys)
+        for answer in (found, again) if isinstance(again, dict) else (found,):
+            for key, instance in answer.items():
+                _compare(self.model, key, instance, beside[0])
+        return found
+
+    kind._find_cached = find_compared
+
+
+def _compare(model: Any, key: Any, instance: Any, beside: Any) -> None:
+    names = [field.attname for field in model._meta.concrete_fields]
+    query = QuerySet(model).filter(pk=key).values_list(*names).query
+    rows = [tuple(row) for row in query.get_compiler(connection=beside).results_iter(tuple_expected=True)]
+    cached = [] if instance is None else [tuple(instance.__dict__.get(name) for name in names)]
+    outcome.compared += 1
+    if rows != cached:
+        outcome.different.append(f"{model._meta.label} {key!r}: the cache has {cached}, the database {rows}")
+
+
+def main(tests: str, port: str, flavor: str, result: str, mode: str, *labels: str) -> int:
+    sys.path.insert(0, tests)
+    databases = {
+        alias: {
+            "ENGINE": "django.db.backends.mysql",
+            "HOST": "127.0.0.1",
+            "PORT": int(port),
+            "NAME": f"foreign_{alias}",
+            "USER": "app",
+            "PASSWORD": "app",
+            "OPTIONS": {"ssl_disabled": True},
+            "TEST": {"NAME": f"foreign_{alias}", "CHARSET": "utf8mb4"},
+        }
+        for alias in ("default", "other")
+    }
+    settings.configure(
+        DATABASES=databases,
+        SECRET_KEY="a secret of the tests, which sign nothing of value",
+        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
+        DEFAULT_AUTO_FIELD="django.db.models.AutoField",
+        USE_TZ=False,
+        TEST_RUNNER=f"{__name__}.{'CachedRunner' if mode == 'cached' else 'PlainRunner'}",
+        FOREIGN_FLAVOR=flavor,
+    )
+    TestCase._databases_support_transactions = classmethod(lambda _: False)
+    with tempfile.TemporaryDirectory(prefix="django_") as folder:
+        os.environ["TMPDIR"] = folder
+        runtests = importlib.import_module("runtests")
+        runtests.django_tests(
+            verbosity=0,
+            interactive=False,
+            failfast=False,
+            keepdb=False,
+            reverse=False,
+            test_labels=list(labels),
+            debug_sql=False,
+            parallel=1,
+            tags=None,
+            exclude_tags=None,
+            test_name_patterns=None,
+            start_at=None,
+            start_after=None,
+            pdb=False,
+            buffer=False,
+            timing=False,
+            shuffle=False,
+        )
+    outcome.write(Path(result))
+    return 0
+
+
+if __name__ == "__main__":
+    # Django imports its runner by name: that must be this module, not a second one
+    sys.exit(importlib.import_module("integration.foreign.django_suite").main(*sys.argv[1:]))
