@@ -25,7 +25,7 @@ from integration.servers.database import DatabaseServer, make_database
 
 FLAVOR: Final = "mysql"
 PINS: Final = provision.CHECKOUT / "requirements/dev.txt"
-TESTS: Final = {"django": "tests"}
+TESTS: Final = {"django": "tests", "sqlalchemy": "."}
 """By package, the folder of its tests in the source distribution."""
 
 

@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 from unittest import TextTestResult, mock
@@ -23,17 +24,21 @@ pymysql.install_as_MySQLdb()
 
 from django.apps import apps  # noqa: E402
 from django.conf import settings  # noqa: E402
+from django.core.management.color import no_style  # noqa: E402
 from django.db import connections  # noqa: E402
 from django.db.models import Model, QuerySet  # noqa: E402
-from django.test import TestCase  # noqa: E402
+from django.test import TestCase, TransactionTestCase  # noqa: E402
 from django.test.runner import DiscoverRunner  # noqa: E402
 
 from appclient import Explanation  # noqa: E402
 from integration.foreign.outcome import PASSED, Outcome  # noqa: E402
-from integration.foreign.system import start_cache  # noqa: E402
+from integration.foreign.system import running_cache  # noqa: E402
 
 SCHEMA: Final = "foreign_default"
+# Tables that a migration fills
+KEPT: Final = frozenset(("auth_permission", "django_content_type", "django_site"))
 outcome: Final = Outcome()
+servers: Final = ExitStack()
 
 
 class Recorder(TextTestResult):
@@ -91,11 +96,9 @@ def cache_models() -> None:
 
     models = list(_find_cacheable())
     of = settings.DATABASES["default"]
-    path = start_cache(
-        settings.FOREIGN_FLAVOR,
-        f"mysql://app:app@127.0.0.1:{of['PORT']}/{SCHEMA}",
-        [model._meta.db_table for model in models],
-    )
+    url = f"mysql://app:app@127.0.0.1:{of['PORT']}/{SCHEMA}"
+    tables = [model._meta.db_table for model in models]
+    path = servers.enter_context(running_cache(settings.FOREIGN_FLAVOR, url, tables))
     settings.FRESHNESS = {"CONFIG": path, "MODELS": [model._meta.label for model in models]}
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "appclient.django"]
     apps.set_installed_apps(settings.INSTALLED_APPS)
@@ -103,7 +106,7 @@ def cache_models() -> None:
     # Tests that say which applications there are cannot name this one
     mock.patch.object(queryset, "get_app", return_value=installed).start()
     installed.cache.on_read = _count
-    compare_reads(queryset.CachedQuerySet)
+    compare_reads(queryset.CachedQuerySet, models)
 
 
 def _count(read: Explanation) -> None:
@@ -128,35 +131,62 @@ def _find_cacheable() -> Iterator[type[Model]]:
         yield model
 
 
-def compare_reads(kind: Any) -> None:
-    """Compare each instance of the cache with the row, read by the ORM on a connection whose queries nobody counts;
-    read each twice, since the second read of a row is a hit."""
-    find = kind._find_cached
-    beside: list[Any] = []
+def compare_reads(kind: Any, models: Sequence[type[Model]]) -> None:
+    """Compare each answer of the cache with the rows, read by the ORM on a connection whose queries nobody counts;
+    ask the cache twice, since the second read of a row is a hit. At the end of each test, do so with all of its
+    rows."""
+    find, beside = kind._find_cached, connections["default"].copy()
 
     def find_compared(self: Any, keys: Sequence[Any]) -> Any:
         found = find(self, keys)
-        if isinstance(found, str):
-            return found
-        if not beside:
-            beside.append(connections["default"].copy())
-        again = find(self, keys)
-        for answer in (found, again) if isinstance(again, dict) else (found,):
-            for key, instance in answer.items():
-                _compare(self.model, key, instance, beside[0])
+        for answer in (found, found if isinstance(found, str) else find(self, keys)):
+            for key, instance in () if isinstance(answer, str) else answer.items():
+                _compare(self.model, key, instance, beside)
         return found
 
+    def compare_all() -> None:
+        for model in models:
+            if model._meta.db_table in KEPT:
+                continue
+            keys = [key for (key,) in _read(QuerySet(model).values_list("pk"), beside)]
+            if keys:
+                kind(model)._find_cached(keys)
+
     kind._find_cached = find_compared
+    for case in (TestCase, TransactionTestCase):
+        case._fixture_teardown = _before(case._fixture_teardown, compare_all)
+
+
+def _before(then: Callable[[Any], None], first: Callable[[], None]) -> Callable[[Any], None]:
+    def do_both(test: Any) -> None:
+        first()
+        then(test)
+
+    return do_both
+
+
+def _read(query_set: Any, beside: Any) -> list[tuple[Any, ...]]:
+    compiler = query_set.query.get_compiler(connection=beside)
+    return [tuple(row) for row in compiler.results_iter(tuple_expected=True)]
 
 
 def _compare(model: Any, key: Any, instance: Any, beside: Any) -> None:
     names = [field.attname for field in model._meta.concrete_fields]
-    query = QuerySet(model).filter(pk=key).values_list(*names).query
-    rows = [tuple(row) for row in query.get_compiler(connection=beside).results_iter(tuple_expected=True)]
+    rows = _read(QuerySet(model).filter(pk=key).values_list(*names), beside)
     cached = [] if instance is None else [tuple(instance.__dict__.get(name) for name in names)]
     outcome.compared += 1
     if rows != cached:
         outcome.different.append(f"{model._meta.label} {key!r}: the cache has {cached}, the database {rows}")
+
+
+def end_by_deleting(test: Any) -> None:
+    """In the place of a rollback. What a migration filled stays, as after a rollback."""
+    for alias in test._databases_names(include_mirrors=False):
+        connection = connections[alias]
+        there = connection.introspection.django_table_names(only_existing=True, include_views=False)
+        connection.ops.execute_sql_flush(
+            connection.ops.sql_flush(no_style(), [table for table in there if table not in KEPT])
+        )
 
 
 def main(tests: str, port: str, flavor: str, result: str, mode: str, *labels: str) -> int:
@@ -184,7 +214,8 @@ def main(tests: str, port: str, flavor: str, result: str, mode: str, *labels: st
         FOREIGN_FLAVOR=flavor,
     )
     TestCase._databases_support_transactions = classmethod(lambda _: False)
-    with tempfile.TemporaryDirectory(prefix="django_") as folder:
+    TestCase._fixture_teardown = end_by_deleting
+    with servers, tempfile.TemporaryDirectory(prefix="django_") as folder:
         os.environ["TMPDIR"] = folder
         runtests = importlib.import_module("runtests")
         runtests.django_tests(

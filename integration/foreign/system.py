@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from integration.configuration import write_config
@@ -13,20 +14,19 @@ from integration.servers.process import run_directory
 from integration.servers.program import InvalidatorProcess
 
 
-def start_cache(flavor: Flavor, primary: str, tables: Iterable[str]) -> Path:
-    """Start a node and an invalidator, which end with this process; return the file that has the tables as objects.
-    ``primary``: URL of the database."""
-    node = Memcached().start()
-    path = write_config(
-        Path(tempfile.mkdtemp(dir=run_directory())),
-        flavor,
-        primary,
-        [node.address],
-        objects="".join(
-            f'[objects.o{number}]\ntable = "{table}"\n' for number, table in enumerate(sorted(set(tables)))
-        ),
-        cache=CACHE,
-        stream=STREAM,
-    )
-    InvalidatorProcess(path).start()
-    return path
+@contextmanager
+def running_cache(flavor: Flavor, primary: str, tables: Iterable[str]) -> Iterator[Path]:
+    """A node and an invalidator; yields the file that has the tables as objects. ``primary``: URL of the database."""
+    names = enumerate(sorted(set(tables)))
+    with Memcached() as node:
+        path = write_config(
+            Path(tempfile.mkdtemp(dir=run_directory())),
+            flavor,
+            primary,
+            [node.address],
+            objects="".join(f'[objects.o{number}]\ntable = "{table}"\n' for number, table in names),
+            cache=CACHE,
+            stream=STREAM,
+        )
+        with InvalidatorProcess(path):
+            yield path
