@@ -58,7 +58,7 @@ def run_part(package: str, tests: Path, server: DatabaseServer, part: str, mode:
         program = [sys.executable, "-s", "-m", f"integration.foreign.{package}_suite", str(tests)]
         with log.open("w") as output:
             run(
-                [*program, str(server.port), FLAVOR, str(result), mode, part],
+                [*program, str(server.port), FLAVOR, str(result), mode, *part.split()],
                 env={**os.environ, "PYTHONPATH": str(provision.CHECKOUT)},
                 stdout=output,
                 stderr=STDOUT,

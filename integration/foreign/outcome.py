@@ -39,14 +39,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is run of a suite. ``meant``: by test that is meant to fail with the adapter, how its failure begins."""
+    """``parts``: what is run of a suite; each is one name or several, in one process. ``meant``: by test that is to
+    fail with the adapter, how its failure begins."""
 
     parts: Sequence[str]
     meant: Mapping[str, re.Pattern[str]]
 
     def find_meant(self, part: str) -> dict[str, re.Pattern[str]]:
-        """Those of one part: the ids of its tests begin with its name."""
-        return {test: how for test, how in self.meant.items() if re.match(rf"{re.escape(part)}(?!\w)", test)}
+        """Those of one part: the ids of its tests begin with one of its names."""
+        names = tuple(re.escape(name) for name in part.split())
+        return {
+            test: how for test, how in self.meant.items() if re.match(rf"({'|'.join(names)})(?!\w)", test)
+        }
 
 
 def read_suite(package: str, path: Path = SUITES) -> Suite:
@@ -74,10 +78,11 @@ def find_changes(plain: Mapping[str, str], cached: Mapping[str, str]) -> dict[st
 
 
 def judge(plain: Outcome, cached: Outcome, meant: Mapping[str, re.Pattern[str]]) -> list[str]:
-    """A line for everything that is not as it is meant: rows that differ, tests that fail with the adapter alone, and
-    tests of ``meant`` that do not, or fail otherwise."""
+    """A line for everything that is not as it is meant: no row or another one from the cache, tests that fail with the
+    adapter alone, and tests of ``meant`` that do not, or fail otherwise."""
     changes = find_changes(plain.tests, cached.tests)
     return [
+        *(["no answer of the cache was compared"] if not cached.compared else []),
         *(f"another row: {line}" for line in cached.different),
         *(
             f"{test}: {end}"

@@ -1,7 +1,7 @@
-"""A file of SQLAlchemy's ORM suite on a private server, with or without cached reads.
+"""Files of SQLAlchemy's ORM suite on a private server, with or without cached reads.
 
-``python -m integration.foreign.sqlalchemy_suite ROOT PORT FLAVOR RESULT plain|cached FILE``; ROOT is the folder of
-the source distribution, FILE the name of one below ``test/orm``. The sessions that tests get of SQLAlchemy's own
+``python -m integration.foreign.sqlalchemy_suite ROOT PORT FLAVOR RESULT plain|cached FILE …``; ROOT is the folder of
+the source distribution, each FILE the name of one below ``test/orm``. The sessions that tests get of SQLAlchemy's own
 fixtures read the cache, which has all tables with a primary key that a test begins with. Called by ``__main__``.
 """
 
@@ -132,7 +132,7 @@ def connect(port: str, schema: str | None = None) -> Any:
     )
 
 
-def main(root: str, port: str, flavor: Flavor, result: str, mode: str, file: str) -> int:
+def main(root: str, port: str, flavor: Flavor, result: str, mode: str, *files: str) -> int:
     with connect(port) as connection, connection.cursor() as cursor:
         for schema in (SCHEMA, "test_schema"):
             cursor.execute(f"DROP DATABASE IF EXISTS {schema}")
@@ -145,7 +145,8 @@ def main(root: str, port: str, flavor: Flavor, result: str, mode: str, file: str
     os.chdir(root)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     url = f"mysql+pymysql://app:app@127.0.0.1:{port}/{SCHEMA}?charset=utf8mb4&ssl_disabled=1"
-    pytest.main(["-p", "no:cacheprovider", "--dburi", url, f"test/orm/{file}.py"], plugins=plugins)
+    paths = [f"test/orm/{file}.py" for file in files]
+    pytest.main(["-p", "no:cacheprovider", "--dburi", url, *paths], plugins=plugins)
     outcome.write(Path(result))
     return 0
 

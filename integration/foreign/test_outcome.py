@@ -17,7 +17,7 @@ PLAIN: Final = Outcome(
 
 
 def cached(**ends: str) -> Outcome:
-    return Outcome(PLAIN.tests | {f"app.A.{test}": end for test, end in ends.items()})
+    return Outcome(PLAIN.tests | {f"app.A.{test}": end for test, end in ends.items()}, compared=1)
 
 
 def test_equal_runs_have_no_difference() -> None:
@@ -30,7 +30,13 @@ def test_a_test_that_passes_without_the_adapter_alone_is_a_difference(end: str) 
 
 
 def test_a_test_that_was_not_run_is_a_difference() -> None:
-    assert judge(PLAIN, Outcome({"app.A.test_one": "passed"}), {}) == ["app.A.test_two: was not run"]
+    assert judge(PLAIN, Outcome({"app.A.test_one": "passed"}, compared=1), {}) == [
+        "app.A.test_two: was not run"
+    ]
+
+
+def test_a_run_without_an_answer_of_the_cache_shows_nothing() -> None:
+    assert judge(PLAIN, Outcome(dict(PLAIN.tests)), {}) == ["no answer of the cache was compared"]
 
 
 def test_one_that_fails_on_both_sides_is_none() -> None:
@@ -88,6 +94,10 @@ def test_a_list_with_a_mistake_is_refused(tmp_path: Path, meant: list[dict[str, 
 def test_a_part_has_the_tests_of_its_name_alone() -> None:
     suite = Suite(["defer"], {"defer.tests.One": FEWER, "defer_regress.tests.One": FEWER})
     assert list(suite.find_meant("defer")) == ["defer.tests.One"]
+    assert list(suite.find_meant("basic defer_regress defer")) == [
+        "defer.tests.One",
+        "defer_regress.tests.One",
+    ]
 
 
 @pytest.mark.parametrize("package", ["django"])
