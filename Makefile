@@ -129,7 +129,7 @@ long: setup ## before a release: slow ones that take minutes, of the other flavo
 	@$(PYTEST) -n $(WORKERS) -m hypothesis --hypothesis-profile random tests
 
 .PHONY: foreign
-foreign: setup ## before a release: Django's own suite with our adapter, beside a run without it; ARGS="django basic" for a part
+foreign: setup ## before a release: the suites of Django and SQLAlchemy with our adapters and without; ARGS="django basic" for a part
 	@$(BIN)/python -m integration.foreign $(ARGS)
 
 # Tests of the servers, and of what depends on their versions.

@@ -295,7 +295,8 @@ def _derive(kind: Any, where: str) -> type[CachedManager]:
 
     def duplicate(self: Any) -> Any:
         """Django copies managers, and not by pickling."""
-        made = type(self).__new__(type(self))
+        of: Any = type(self)
+        made = of.__new__(of)
         made.__dict__.update(self.__dict__)
         return made
 

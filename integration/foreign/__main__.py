@@ -21,9 +21,12 @@ from typing import Final
 
 from integration import provision
 from integration.foreign.outcome import Outcome, judge, read_suite
+from integration.foreign.system import FLAVOR
 from integration.servers.database import DatabaseServer, make_database
 
-FLAVOR: Final = "mysql"
+LINES_MAX: Final = 30
+"""Differences of one part that are printed."""
+
 PINS: Final = provision.CHECKOUT / "requirements/dev.txt"
 TESTS: Final = {"django": "tests", "sqlalchemy": "."}
 """By package, the folder of its tests in the source distribution."""
@@ -58,7 +61,7 @@ def run_part(package: str, tests: Path, server: DatabaseServer, part: str, mode:
         program = [sys.executable, "-s", "-m", f"integration.foreign.{package}_suite", str(tests)]
         with log.open("w") as output:
             run(
-                [*program, str(server.port), FLAVOR, str(result), mode, *part.split()],
+                [*program, str(server.port), str(result), mode, *part.split()],
                 env={**os.environ, "PYTHONPATH": str(provision.CHECKOUT)},
                 stdout=output,
                 stderr=STDOUT,
@@ -82,7 +85,7 @@ def run_suite(package: str, server: DatabaseServer, chosen: Sequence[str]) -> li
         print(
             f"{time.monotonic() - began:6.0f} s  {package} {part}: {len(plain.tests)} tests, {len(meant)} meant "
             f"differences, {cached.compared} answers compared, {cached.hits} hits",
-            *found,
+            *found[:LINES_MAX],
             sep="\n          ",
             flush=True,
         )

@@ -1,6 +1,6 @@
 """Applications of Django's own suite on a private server, with or without cached models.
 
-``python -m integration.foreign.django_suite TESTS PORT FLAVOR RESULT plain|cached APPLICATION …``; TESTS is the
+``python -m integration.foreign.django_suite TESTS PORT RESULT plain|cached APPLICATION …``; TESTS is the
 folder of Django's ``runtests.py``. A TestCase commits, in place of a transaction around each test, in which the cache
 would stand aside. Called by ``__main__``.
 """
@@ -98,7 +98,7 @@ def cache_models() -> None:
     of = settings.DATABASES["default"]
     url = f"mysql://app:app@127.0.0.1:{of['PORT']}/{SCHEMA}"
     tables = [model._meta.db_table for model in models]
-    path = servers.enter_context(running_cache(settings.FOREIGN_FLAVOR, url, tables))
+    path = servers.enter_context(running_cache(url, tables))
     settings.FRESHNESS = {"CONFIG": path, "MODELS": [model._meta.label for model in models]}
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "appclient.django"]
     apps.set_installed_apps(settings.INSTALLED_APPS)
@@ -191,11 +191,11 @@ def _compare(model: Any, key: Any, instance: Any, beside: Any) -> None:
 
 def _spell(row: tuple[Any, ...]) -> list[Any]:
     """Values of a field of the suite's own may have no equality."""
-    has_equality = [any("__eq__" in vars(kind) for kind in type(each).__mro__[:-1]) for each in row]
-    return [
-        (type(each), each if compares else vars(each))
-        for each, compares in zip(row, has_equality, strict=True)
-    ]
+    return [(type(each), each if _has_equality(each) else getattr(each, "__dict__", each)) for each in row]
+
+
+def _has_equality(value: Any) -> bool:
+    return any("__eq__" in vars(kind) for kind in type(value).__mro__[:-1])
 
 
 def end_by_deleting(test: Any) -> None:
@@ -208,7 +208,7 @@ def end_by_deleting(test: Any) -> None:
         )
 
 
-def main(tests: str, port: str, flavor: str, result: str, mode: str, *labels: str) -> int:
+def main(tests: str, port: str, result: str, mode: str, *labels: str) -> int:
     sys.path.insert(0, tests)
     databases = {
         alias: {
@@ -230,7 +230,6 @@ def main(tests: str, port: str, flavor: str, result: str, mode: str, *labels: st
         DEFAULT_AUTO_FIELD="django.db.models.AutoField",
         USE_TZ=False,
         TEST_RUNNER=f"{__name__}.{'CachedRunner' if mode == 'cached' else 'PlainRunner'}",
-        FOREIGN_FLAVOR=flavor,
     )
     TestCase._databases_support_transactions = classmethod(lambda _: False)
     TestCase._fixture_teardown = end_by_deleting

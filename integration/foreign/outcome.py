@@ -78,8 +78,8 @@ def find_changes(plain: Mapping[str, str], cached: Mapping[str, str]) -> dict[st
 
 
 def judge(plain: Outcome, cached: Outcome, meant: Mapping[str, re.Pattern[str]]) -> list[str]:
-    """A line for everything that is not as it is meant: no row or another one from the cache, tests that fail with the
-    adapter alone, and tests of ``meant`` that do not, or fail otherwise."""
+    """A line for everything that is not as it is meant: no row or another one from the cache, tests that fail with
+    the adapter alone, and tests of ``meant`` that do not, or fail otherwise."""
     changes = find_changes(plain.tests, cached.tests)
     return [
         *(["no answer of the cache was compared"] if not cached.compared else []),
@@ -98,6 +98,9 @@ def judge(plain: Outcome, cached: Outcome, meant: Mapping[str, re.Pattern[str]])
 
 
 def _is_as(failure: re.Pattern[str], end: str) -> bool:
-    """Numbers that the pattern takes out of a failure are of queries: counted and expected. More are never meant."""
+    """A pattern may take out how many queries were counted, and how many expected. More are never meant."""
     found = failure.match(end)
-    return found is not None and (not found.groups() or int(found[1]) < int(found[2]))
+    if found is None:
+        return False
+    count = found.groupdict()
+    return not count or int(count["counted"]) < int(count["expected"])

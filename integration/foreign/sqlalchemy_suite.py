@@ -1,6 +1,6 @@
 """Files of SQLAlchemy's ORM suite on a private server, with or without cached reads.
 
-``python -m integration.foreign.sqlalchemy_suite ROOT PORT FLAVOR RESULT plain|cached FILE …``; ROOT is the folder of
+``python -m integration.foreign.sqlalchemy_suite ROOT PORT RESULT plain|cached FILE …``; ROOT is the folder of
 the source distribution, each FILE the name of one below ``test/orm``. The sessions that tests get of SQLAlchemy's own
 fixtures read the cache, which has all tables with a primary key that a test begins with. Called by ``__main__``.
 """
@@ -21,7 +21,6 @@ import pytest
 
 from integration.foreign.outcome import PASSED, Outcome
 from integration.foreign.system import running_cache
-from integration.servers import Flavor
 
 SCHEMA: Final = "foreign_sqlalchemy"
 TABLES: Final = """
@@ -55,8 +54,8 @@ class Recorder:
 class CachedSessions:
     """A plugin that has a cache of the tables that there are, as each test begins."""
 
-    def __init__(self, port: str, flavor: Flavor) -> None:
-        self._flavor, self._stack = flavor, ExitStack()
+    def __init__(self, port: str) -> None:
+        self._stack = ExitStack()
         self._primary = f"mysql://app:app@127.0.0.1:{port}/{SCHEMA}"
         self.beside = connect(port, SCHEMA)
         self._served: Mapping[str, str] = {}
@@ -76,7 +75,7 @@ class CachedSessions:
         from appclient.sqlalchemy import CachedReads
 
         self._stack.close()
-        path = self._stack.enter_context(running_cache(self._flavor, self._primary, tables))
+        path = self._stack.enter_context(running_cache(self._primary, tables))
         cache = Cache.open(path, on_read=count)
         self._stack.callback(cache.close)
         maker = orm.sessionmaker(config.db)
@@ -132,14 +131,14 @@ def connect(port: str, schema: str | None = None) -> Any:
     )
 
 
-def main(root: str, port: str, flavor: Flavor, result: str, mode: str, *files: str) -> int:
+def main(root: str, port: str, result: str, mode: str, *files: str) -> int:
     with connect(port) as connection, connection.cursor() as cursor:
         for schema in (SCHEMA, "test_schema"):
             cursor.execute(f"DROP DATABASE IF EXISTS {schema}")
             cursor.execute(f"CREATE DATABASE {schema} CHARACTER SET utf8mb4")
     plugins: list[object] = [Recorder()]
     if mode == "cached":
-        sessions = CachedSessions(port, flavor)
+        sessions = CachedSessions(port)
         sessions.compare_reads()
         plugins.append(sessions)
     os.chdir(root)
@@ -152,4 +151,4 @@ def main(root: str, port: str, flavor: Flavor, result: str, mode: str, *files: s
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))  # type: ignore[arg-type]
+    sys.exit(main(*sys.argv[1:]))

@@ -10,7 +10,7 @@ import pytest
 
 from integration.foreign.outcome import Outcome, Suite, judge, read_suite
 
-FEWER: Final = re.compile(r"AssertionError: (\d+) != (\d+) : ")
+FEWER: Final = re.compile(r"AssertionError: (?P<counted>\d+) != (?P<expected>\d+) : ")
 PLAIN: Final = Outcome(
     {"app.A.test_one": "passed", "app.A.test_two": "passed", "app.A.test_red": "TypeError"}
 )
