@@ -49,8 +49,7 @@ class Recorder(TextTestResult):
         super().stopTest(test)
 
     def _note(self, test: Any, error: Any) -> None:
-        [first, *_] = "".join(traceback.format_exception_only(error[0], error[1])).splitlines()
-        outcome.tests[test.id()] = first[:300]
+        outcome.note(test.id(), "".join(traceback.format_exception_only(error[0], error[1])))
 
     def addError(self, test: Any, err: Any) -> None:
         self._note(test, err)

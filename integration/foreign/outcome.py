@@ -28,6 +28,10 @@ class Outcome:
     hits: int = 0
     different: list[str] = field(default_factory=list)
 
+    def note(self, test: str, failure: str) -> None:
+        """A test has failed."""
+        self.tests[test] = " ".join(failure.split())[:300]
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
 

@@ -43,7 +43,7 @@ class Recorder:
         test = re.sub(r"_mysql\+pymysql[_\d]*", "", name)
         if report.failed:
             assert call.excinfo is not None
-            outcome.tests[test] = call.excinfo.exconly().splitlines()[0][:300]
+            outcome.note(test, call.excinfo.exconly())
         elif report.skipped:
             outcome.tests[test] = "skipped"
         else:

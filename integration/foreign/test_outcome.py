@@ -91,6 +91,12 @@ def test_a_list_with_a_mistake_is_refused(tmp_path: Path, meant: list[dict[str, 
         read_suite("django", path)
 
 
+def test_a_failure_of_several_lines_is_noted_in_one() -> None:
+    outcome = Outcome()
+    outcome.note("app.A.test_one", "AssertionError: 1 != 2 :\n  1 queries\n")
+    assert outcome.tests == {"app.A.test_one": "AssertionError: 1 != 2 : 1 queries"}
+
+
 def test_a_part_has_the_tests_of_its_name_alone() -> None:
     suite = Suite(["defer"], {"defer.tests.One": FEWER, "defer_regress.tests.One": FEWER})
     assert list(suite.find_meant("defer")) == ["defer.tests.One"]
@@ -100,6 +106,6 @@ def test_a_part_has_the_tests_of_its_name_alone() -> None:
     ]
 
 
-@pytest.mark.parametrize("package", ["django"])
+@pytest.mark.parametrize("package", ["django", "sqlalchemy"])
 def test_the_list_of_the_repository_is_right(package: str) -> None:
     assert read_suite(package).parts
