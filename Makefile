@@ -128,6 +128,10 @@ long: setup ## before a release: slow ones that take minutes, of the other flavo
 	@$(PYTEST) -n $(WORKERS) -m long $(ARGS)
 	@$(PYTEST) -n $(WORKERS) -m hypothesis --hypothesis-profile random tests
 
+.PHONY: foreign
+foreign: setup ## before a release: the suites of Django and SQLAlchemy with our adapters and without; ARGS="django basic" for a part
+	@$(BIN)/python -m integration.foreign $(ARGS)
+
 # Tests of the servers, and of what depends on their versions.
 NEWER = servers freshness stream $(addprefix appclient/test_, cache.py composite_keys.py copies.py keys.py large_values.py \
 	lists.py read_your_writes.py unique_keys.py) $(addprefix invalidator/test_, binlog.py checkup.py failover.py \

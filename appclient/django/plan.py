@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from django.conf import settings
-from django.db.models import Field, Model
+from django.db.models import Field, Model, QuerySet
 
 from appclient.django.place import DjangoDatabases
 from freshness.config.config import Config
@@ -135,7 +135,8 @@ class InstancePlan:
 
     def __init__(self, subject: ModelObject, types: Mapping[str, type], connection: Any) -> None:
         model = subject.model
-        compiler = model._base_manager.all().query.clone().get_compiler(connection=connection)
+        # A manager of the model's own may add to the columns, or leave some out
+        compiler = QuerySet(model).query.get_compiler(connection=connection)
         compiler.setup_query()
         expressions = [column for column, _, _ in compiler.select]
         fields = [expression.target for expression in expressions]

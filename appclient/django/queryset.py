@@ -293,8 +293,15 @@ def _derive(kind: Any, where: str) -> type[CachedManager]:
         """The one of the migrations is equal."""
         return isinstance(other, kind) and self._constructor_args == other._constructor_args
 
-    known = {"__eq__": equals, "__hash__": kind.__hash__, "_queryset_class": queries}
-    made: type[CachedManager] = type(kind.__name__, (CachedManager, kind), {**_spell_class(kind), **known})
+    def duplicate(self: Any) -> Any:
+        """Django copies managers, and not by pickling."""
+        of: Any = type(self)
+        made = of.__new__(of)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    known = {"__eq__": equals, "__hash__": kind.__hash__, "__copy__": duplicate, "_queryset_class": queries}
+    made: type[CachedManager] = type(kind.__name__, (CachedManager, kind), {**_pose_as(kind), **known})
     return made
 
 
@@ -302,15 +309,14 @@ def _derive_queries(queries: type[QuerySet]) -> type[QuerySet]:
     if queries is QuerySet:
         return CachedQuerySet
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        """One that was pickled is the package's own again: no module has the derived class."""
-        return queries.__new__, (queries,), self.__getstate__()
-
-    made: type[QuerySet] = type(
-        queries.__name__, (CachedQuerySet, queries), {**_spell_class(queries), "__reduce_ex__": reduce}
-    )
+    made: type[QuerySet] = type(queries.__name__, (CachedQuerySet, queries), _pose_as(queries))
     return made
 
 
-def _spell_class(kind: type) -> dict[str, Any]:
-    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+def _pose_as(kind: type) -> dict[str, Any]:
+    def reduce(self: Any, protocol: Any) -> Any:
+        """One that was pickled is the package's own again: no module has the derived class."""
+        return kind.__new__, (kind,), self.__getstate__()
+
+    spelled = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return {**spelled, "__reduce_ex__": reduce}

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import models
 
-from appclient.django.models import CachedModel
+from appclient.django.models import CachedManager, CachedModel
 
 
 class Celsius(float):
@@ -62,12 +62,23 @@ class Thing(CachedModel):
         app_label = "shop"
 
 
+class Doubling(models.Manager):
+    def get_queryset(self) -> Any:
+        return super().get_queryset().annotate(doubled=models.F("v") + models.F("v")).only("code")
+
+
 class Code(CachedModel):
+    """Its rows, and foreign keys to it, are read by another query than the whole table."""
+
     code = models.CharField(max_length=20, primary_key=True)
     v = models.IntegerField(default=0)
 
+    objects = CachedManager()
+    doubling = Doubling()
+
     class Meta:
         app_label = "shop"
+        base_manager_name = "doubling"
 
 
 class Note(models.Model):

@@ -215,6 +215,7 @@ def describe_models(
     models: str,
     of_packages: tuple[str, ...] = (),
     apps: str = '"appclient.django", "shop"',
+    then: str = "",
 ) -> subprocess.CompletedProcess[str]:
     package = tmp_path / "shop"
     package.mkdir(exist_ok=True)
@@ -223,7 +224,7 @@ def describe_models(
     setting = {"CONFIG": str(path), "MODELS": of_packages}
     set_up = SET_UP.format(path=setting).replace('"appclient.django", "shop"', apps)
     program = set_up + (
-        "from appclient.django.installed import get_app\nprint('\\n'.join(get_app().describe()))\n"
+        f"from appclient.django.installed import get_app\nprint('\\n'.join(get_app().describe()))\n{then}\n"
     )
     return run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}")
 
@@ -312,6 +313,16 @@ def test_models_of_packages_are_named_in_the_setting(
     for apps in ('"appclient.django", "shop"', '"shop", "appclient.django"'):
         ended = describe_models(path, tmp_path, package, models, apps)
         assert message in ended.stdout + ended.stderr
+
+
+def test_a_manager_of_a_model_of_a_package_can_be_pickled(path: Path, tmp_path: Path) -> None:
+    then = (
+        "import pickle\nfrom shop.models import Live, Thing\n"
+        "restored = pickle.loads(pickle.dumps(Thing.objects))\n"
+        "print(type(restored) is Live, restored.model is Thing, restored.name)"
+    )
+    ended = describe_models(path, tmp_path, PACKAGE, ("shop.Thing",), then=then)
+    assert ended.stdout.splitlines()[-1:] == ["True True objects"], ended.stderr
 
 
 def test_methods_of_the_manager_have_docstrings_of_their_own(path: Path) -> None:

@@ -149,6 +149,11 @@ class Kept(CachedTestCase):
         self.assertEqual(set(Thing.objects.in_bulk([each.pk for each in made])), {each.pk for each in made})
         self.assertEqual(Thing.objects.get(pk=made[0].pk).owner.name, "Ada")
 
+    def test_an_instance_is_whole_whatever_other_managers_read(self):
+        Code.objects.create(code="a", v=3)
+        found = Code.objects.get(pk="a")
+        self.assertEqual((found.v, found.get_deferred_fields(), hasattr(found, "doubled")), (3, set(), False))
+
     def test_a_fixture_is_there_in_each_test(self):
         self.assertEqual(Owner.objects.get(pk=7).name, "Ada")
         Owner.objects.all().delete()
@@ -222,5 +227,5 @@ def test_instances_transactions_and_requests(tmp_path: Path) -> None:
     found = run_django(tmp_path, "-m", "django", "test", "tests")
     assert "FAIL: test_is_found" in found.stderr, found.stderr
     assert "profile 7: the cache has 1, the primary 2" in found.stderr
-    assert "Ran 8 tests" in found.stderr
+    assert "Ran 9 tests" in found.stderr
     assert "FAILED (failures=1, skipped=1)" in found.stderr, found.stderr
