@@ -1,12 +1,8 @@
-"""The keys of the entries that a cache node holds, of any technology that has a server of its own.
-
-Called by ``freshness.comparison`` and the prober.
-"""
+"""The keys of the entries that a cache node holds, of any technology that has a server of its own. For the prober."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
@@ -29,9 +25,7 @@ def require_listing(access: NodeAccess) -> None:
 
 
 @contextmanager
-def open_entry_keys(
-    access: NodeAccess, name: str, namespace: str, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Iterator[bytes]]:
+def open_entry_keys(access: NodeAccess, name: str, namespace: str) -> Iterator[Iterator[bytes]]:
     """The keys of entries, without stripes and node records. An entry that is there all the while is among them; one
     can come twice.
 
@@ -50,5 +44,5 @@ def open_entry_keys(
             from freshness.nodes.memcached import MemcachedNode
 
             assert isinstance(node, MemcachedNode)
-            with open_dump(node, namespace, sleep) as keys:
+            with open_dump(node, namespace) as keys:
                 yield keys

@@ -23,7 +23,6 @@ from freshness.algorithm.request import Item
 from freshness.comparison.comparison import (
     EQUAL,
     IN_FLIGHT,
-    NOT_COMPARABLE,
     NOT_SERVED,
     POISONED,
     RECHECK_WAIT_SECONDS,
@@ -35,13 +34,12 @@ from freshness.comparison.comparison import (
 )
 from freshness.comparison.entry import (
     ENTRIES_PER_BATCH_MAX,
-    UNTRUSTED,
     NodeEntry,
     find_object,
     judge,
     read_items,
 )
-from freshness.comparison.repair import Condemned, repair
+from freshness.comparison.repair import repair
 from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
@@ -222,10 +220,9 @@ class Prober:
                     self._count(by_item[item], "unknown")
                 continue
             for item in held:
-                if item not in entries or entries[item].state == UNTRUSTED:
+                if item not in entries:
                     self._count(by_item[item], "absent")
-            open_ones = [each for each in entries.values() if each.state != UNTRUSTED]
-            verdicts, suspects = self._comparison.compare_once(open_ones)
+            verdicts, suspects = self._comparison.compare_once(list(entries.values()))
             for verdict in verdicts:
                 self._count_verdict(verdict, by_item)
             self._follow(suspects, by_item, records)
@@ -282,20 +279,19 @@ class Prober:
             is_added = self._looks.add(now + followed.wait_seconds, _key_of(suspect.entry))
             assert is_added, "it was taken out of the same schedule"
         for verdict in verdicts:
-            assert verdict.item is not None, "an entry that was followed has a key"
-            self._finish(by_key[verdict.item, verdict.entry_digest], verdict)
+            self._finish(by_key[_key_of(verdict.entry)], verdict)
 
     # -- what was found --------------------------------------------------------------------------------------
 
     def _finish(self, followed: Followed, verdict: EntryVerdict) -> None:
-        entry = followed.suspect.entry
-        del self._followed[_key_of(entry)]
+        del self._followed[_key_of(verdict.entry)]
         if verdict.verdict == POISONED:
             self._count(followed.probes, "loss")
-            self._tell_loss(entry, verdict)
+            self._tell_loss(verdict)
         elif verdict.verdict == IN_FLIGHT:
-            # The change that they follow was acknowledged: a later one was on its way.
-            self._count(followed.probes, "right")
+            for probe in followed.probes:
+                # A change that was acknowledged: a later one was on its way. A sweep has seen nothing that was right.
+                self._count([probe], "absent" if probe.position is None else "right")
             now = self._clock()
             for probe in followed.late:
                 self.tally.note_lag(now - probe.changed_at)
@@ -303,7 +299,8 @@ class Prober:
             self._count(followed.probes, "unknown")
             self.tally.note_error(verdict.error)
 
-    def _tell_loss(self, entry: NodeEntry, verdict: EntryVerdict) -> None:
+    def _tell_loss(self, verdict: EntryVerdict) -> None:
+        entry = verdict.entry
         name, key = entry.object, _key_of(entry)
         if key not in self.tally.findings:
             self.tally.losses[name] += 1
@@ -316,21 +313,18 @@ class Prober:
             if len(self.tally.findings) < FINDINGS_MAX:
                 self.tally.findings[key] = verdict
         if self.plan.repairs:
-            condemned = Condemned(entry.node, key[0], entry.entry_digest, entry.lineages)
-            done = repair(self._scope, self._find_node, condemned)
-            (self.tally.repaired if done.is_gone else self.tally.not_repaired)[name] += 1
-            if not done.is_gone:
-                self.tally.note_error(f"not repaired: {done.error}")
+            error = repair(self._scope, self._find_node, entry)
+            (self.tally.not_repaired if error else self.tally.repaired)[name] += 1
+            if error:
+                self.tally.note_error(f"not repaired: {error}")
 
     def _count_verdict(self, verdict: EntryVerdict, by_item: dict[bytes, list[Probe]]) -> None:
-        assert verdict.item is not None, "an entry that was compared has a key"
-        probes = by_item[verdict.item]
+        probes = by_item[verdict.entry.item]
         if verdict.verdict == EQUAL:
             self._count(probes, "right")
         elif verdict.verdict == NOT_SERVED:
             self._count(probes, "absent")
         else:
-            assert verdict.verdict != NOT_COMPARABLE, "composites are left out before"
             self._count(probes, "unknown")
             self.tally.note_error(verdict.error)
 
@@ -348,5 +342,4 @@ class Prober:
 
 
 def _key_of(entry: NodeEntry) -> tuple[bytes, str]:
-    assert entry.item is not None, "an entry that was read has a key"
     return entry.item, entry.entry_digest

@@ -84,9 +84,7 @@ class ProbeProcess:
     def _open(self, config: Config, stack: ExitStack) -> Prober:
         scope = load_scope(config)
         servers = stack.enter_context(closing(Connections(scope)))
-        comparison = Comparison(
-            scope, servers.find_node, servers.find_primary, find_replicas=servers.find_replicas
-        )
+        comparison = Comparison(scope, servers.find_node, servers.find_primary, servers.find_replicas)
         return Prober(scope, comparison, servers.find_node, self.plan, time.monotonic, self.tally)
 
     def _settle(self, prober: Prober) -> None:
