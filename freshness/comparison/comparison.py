@@ -7,6 +7,9 @@ flight**; an entry that is neither after all tries is **unknown**, which is neve
 
 Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one. The
 prober calls the steps one by one.
+
+A repair goes by the content of the node: the condemned entry is there, and is removed by CAS, or it is gone, as was
+wanted. So a repair that is done again, or twice at once, says the same, and removes nothing else.
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm.envelope import NodeRecord, encode_wanted, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Item
+from freshness.algorithm.request import Append, Delete, Item, Request
 from freshness.comparison.entry import (
     ENTRIES_PER_BATCH_MAX,
     LIVE,
     UNTRUSTED,
     NodeEntry,
+    digest_bytes,
     digest_row,
     find_key_values,
     judge,
@@ -34,6 +38,39 @@ from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.values.codec import decode_value
+
+_STAYS: Final = "was written again while it was removed: run the prober again"
+_NOBODY_VOUCHES: Final = "the node has no record, so the stripe is not known: see `invalidator status`"
+
+
+def repair(scope: ComparisonScope, find_node: Callable[[str], CacheNode], condemned: NodeEntry) -> str:
+    """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS: an
+    entry that replaced it stays. Why the condemned entry is still there, "" if it is gone."""
+    try:
+        return _remove(scope, find_node(condemned.node), condemned)
+    except FreshnessError as failure:
+        return str(failure)
+
+
+def _remove(scope: ComparisonScope, node: CacheNode, condemned: NodeEntry) -> str:
+    item = condemned.item
+    records, [held] = read_items(scope, node, [item])
+    if not isinstance(held, Item) or digest_bytes(held.value) != condemned.entry_digest:
+        return ""
+    stripes: list[Request] = []
+    wanted: list[Request] = []
+    for lineage in condemned.lineages:
+        record = records[lineage]
+        if record is None:
+            return _NOBODY_VOUCHES
+        number = stripe_number(item, record.stripes)
+        stripes.append(Delete(stripe_key(scope.namespace, lineage, number)))
+        wanted.append(Append(wanted_key(scope.namespace, lineage), encode_wanted([number])))
+    node.perform([*stripes, Delete(item, held.version), *wanted])
+    _, [now] = read_items(scope, node, [item])
+    is_there = isinstance(now, Item) and digest_bytes(now.value) == condemned.entry_digest
+    return _STAYS if is_there else ""
+
 
 RECHECK_WAIT_SECONDS: Final = 1.0
 RECHECKS_TO_CONDEMN: Final = 2

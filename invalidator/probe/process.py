@@ -11,15 +11,13 @@ from itertools import islice
 from typing import Final
 
 from freshness.comparison.comparison import Comparison
-from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX
-from freshness.comparison.scope import load_scope
+from freshness.comparison.scope import Connections, load_scope
 from freshness.config.config import Config
 from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
 from freshness.nodes.listing import open_entry_keys, require_listing
-from invalidator.probe.prober import ProbePlan, Prober
-from invalidator.probe.schedule import Budget
+from invalidator.probe.prober import Budget, ProbePlan, Prober
 from invalidator.probe.tally import ProbeTally
 from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.query import StreamQuery

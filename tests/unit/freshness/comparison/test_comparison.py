@@ -22,8 +22,8 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.request import Delete, Get, Item
 from freshness.comparison import comparison, entry
+from freshness.comparison.comparison import repair
 from freshness.comparison.entry import find_key_values
-from freshness.comparison.repair import repair
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode

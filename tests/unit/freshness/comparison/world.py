@@ -15,9 +15,8 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.request import Add, Delete, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ObjectPolicy
-from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict, give_up
+from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict, give_up, repair
 from freshness.comparison.entry import NodeEntry, judge, read_items
-from freshness.comparison.repair import repair
 from freshness.comparison.scope import ComparisonScope, PrimaryAddress
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress

@@ -17,8 +17,8 @@ from freshness.exposition import serving
 from integration.harness import call_cli
 from integration.servers.process import find_free_port
 from invalidator.probe.metrics import ProbeMetrics
+from invalidator.probe.prober import Budget, Schedule
 from invalidator.probe.report import ProbeSummary, print_summary
-from invalidator.probe.schedule import Budget, Schedule
 from invalidator.probe.tally import SWEEP, ProbeTally, count_nines, lower_bound
 
 # -- schedule and rate -----------------------------------------------------------------------------------
