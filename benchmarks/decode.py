@@ -41,7 +41,7 @@ from invalidator.binlog.fasttrack import FastTrack, make_decoder
 from invalidator.binlog.source import HEARTBEAT_SECONDS, BinlogSource
 from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire.event import FORMAT_DESCRIPTION, parse_format_description
-from invalidator.process.garbage import seldom_collected
+from invalidator.process.app import seldom_collected
 
 FLAVORS: Final[tuple[Flavor, ...]] = ("mariadb", "mysql")
 ROWS_IN_STATEMENT: Final = 1000

@@ -37,7 +37,7 @@ from integration.servers.database import SCHEMA, make_database
 from invalidator.binlog.source import BinlogSource
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, run_loop
 from invalidator.loop.shard import ShardInvalidator
-from invalidator.process.garbage import seldom_collected
+from invalidator.process.app import seldom_collected
 
 TABLE: Final = "small"
 LINEAGE: Final = "bench/-"

@@ -9,19 +9,27 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
 
 from appclient.reading.refusal import REMEDIES
 from appclient.telemetry.prometheus import PrometheusTelemetry
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
-from freshness.config.config import describe_settings
+from freshness.config.cache import CacheConfig
+from freshness.config.config import Config
+from freshness.config.http import HttpClient, HttpConfig
+from freshness.config.keyspace import Keyspace, Shard, Sharding, SkippedTransaction
+from freshness.config.login import LoginConfig
+from freshness.config.object import ObjectConfig
+from freshness.config.setting import describe_type, settings_of
+from freshness.config.stream import ArchiveConfig, HistoryConfig, StreamConfig
 from freshness.errors import FreshnessError
 from invalidator.probe.metrics import ProbeMetrics
 from invalidator.probe.tally import ProbeTally
@@ -37,6 +45,56 @@ TESTED: Final = PAGES / "tested-on.json"
 STATUSES: Final = ("defended", "detected", "documented", "later", "gone")
 PLANTED_BUGS: Final = "tests/simulation/bugs.py"
 _BLOCK = re.compile(r"(<!-- generated: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class Setting(NamedTuple):
+    """One key of the file, as the documentation shows it. ``default``: TOML text, or "required"."""
+
+    key: str
+    type: str
+    default: str
+    meaning: str
+
+
+def describe_section(section: str, kind: type) -> Iterator[Setting]:
+    """The keys of a section, in the order of its dataclass. ``section``: name in TOML, empty for the top."""
+    for item, hint in settings_of(kind):
+        key = f"{section}.{item.name}".lstrip(".")
+        yield Setting(key, describe_type(hint), _describe_default(item), item.metadata["doc"])
+
+
+def describe_settings() -> list[Setting]:
+    """Every key that the file may hold, in the order of the file."""
+    sections: list[tuple[str, type]] = [
+        ("", Config),
+        ("cache", CacheConfig),
+        ("cache", LoginConfig),
+        ("keyspaces.NAME", Keyspace),
+        ("keyspaces.NAME.sharding", Sharding),
+        ("keyspaces.NAME.shards", Shard),
+        ("keyspaces.NAME.shards.skip", SkippedTransaction),
+        ("objects.NAME", ObjectConfig),
+        ("stream", StreamConfig),
+        ("http", HttpConfig),
+        ("http.clients.NAME", HttpClient),
+        ("archive", ArchiveConfig),
+        ("history", HistoryConfig),
+    ]
+    return [each for section, kind in sections for each in describe_section(section, kind)]
+
+
+def _describe_default(item: Field[Any]) -> str:
+    if item.metadata["default_text"] is not None:
+        return str(item.metadata["default_text"])
+    if item.default is MISSING:
+        return "required"
+    if item.default is None:
+        return "none"
+    if isinstance(item.default, str):
+        return f'"{item.default}"'
+    if isinstance(item.default, bool):
+        return str(item.default).lower()
+    return "[]" if item.default == () else str(item.default)
 
 
 def settings_table() -> str:
@@ -66,8 +124,18 @@ def remedies_table() -> str:
     return _table(("many of", "mean"), ((", ".join(names), remedy) for remedy, names in causes.items()))
 
 
+def describe_client_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
+    """Each metric of the application library, without samples, and its labels."""
+    metrics = vars(PrometheusTelemetry(CollectorRegistry())._metrics).values()
+    return [
+        (metric, tuple(each._labelnames))
+        for each in metrics
+        if isinstance(each, Counter | Gauge | Histogram)
+        for metric in each.describe()
+    ]
+
+
 def client_metrics_table() -> str:
-    registry = CollectorRegistry()
     rows = (
         (
             f"`{one.name}{'_total' if one.type == 'counter' else ''}`",
@@ -75,7 +143,7 @@ def client_metrics_table() -> str:
             ", ".join(f"`{label}`" for label in labels if label != "namespace"),
             one.documentation,
         )
-        for one, labels in PrometheusTelemetry(registry).describe()
+        for one, labels in describe_client_metrics()
     )
     return _table(("metric", "type", "labels", "meaning"), rows)
 

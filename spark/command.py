@@ -11,7 +11,7 @@ import runpy
 import sys
 from typing import Final
 
-JOBS: Final = ("archive", "audit", "copy", "live", "sink", "table_at")
+JOBS: Final = ("archive", "audit", "copy", "sink", "table_at")
 
 
 def main() -> None:

@@ -223,16 +223,6 @@ class PrometheusTelemetry:
         self._living.add(vitals)
         return _PrometheusObserver(self._metrics, vitals)
 
-    def describe(self) -> list[tuple[Metric, tuple[str, ...]]]:
-        """Each metric, without samples, and its labels."""
-        kinds = (Counter, Gauge, Histogram)
-        return [
-            (metric, tuple(each._labelnames))
-            for each in vars(self._metrics).values()
-            if isinstance(each, kinds)
-            for metric in each.describe()
-        ]
-
     def refresh(self) -> None:
         """Put what was noted into the metrics, and the present state of all caches that still live."""
         metrics = self._metrics

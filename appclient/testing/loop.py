@@ -76,20 +76,14 @@ class FakeAsyncConnection:
         self._connection = connection
         connection.wait_for_locks(0)
 
-    @property
-    def open(self) -> bool:
-        """Whether the connection is open, as in aiomysql and pymysql."""
-        return self._connection.open
+    def __getattr__(self, name: str) -> Any:
+        """Attributes and methods that do not wait, such as ``open`` and ``close``."""
+        return getattr(self._connection, name)
 
     @property
     def closed(self) -> bool:
         """The opposite of `open`."""
         return not self._connection.open
-
-    @property
-    def server_status(self) -> int:
-        """Flags of ``SERVER_STATUS``: autocommit, open transaction."""
-        return self._connection.server_status
 
     def cursor(self, *kinds: Any, cursor: Any = None) -> FakeAsyncCursor:
         """A new cursor; its rows are dictionaries if a kind is a ``DictCursor``, else tuples."""
@@ -113,20 +107,8 @@ class FakeAsyncConnection:
         """Choose whether each statement commits."""
         self._connection.autocommit(value)
 
-    def get_autocommit(self) -> bool:
-        """Whether each statement commits."""
-        return self._connection.get_autocommit()
-
-    def character_set_name(self) -> str:
-        """The character set of the connection."""
-        return self._connection.character_set_name()
-
     async def ping(self, reconnect: bool = True) -> None:
         """It is here."""
-
-    def close(self) -> None:
-        """Undo the open transaction, and close the connection."""
-        self._connection.close()
 
     async def ensure_closed(self) -> None:
         """As `close`."""
@@ -136,7 +118,7 @@ class FakeAsyncConnection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        self._connection.close()
 
 
 class FakeAsyncCursor:
@@ -154,20 +136,9 @@ class FakeAsyncCursor:
     async def __aexit__(self, *_: object) -> None:
         self._cursor.close()
 
-    @property
-    def description(self) -> Any:
-        """The columns of the last statement, as PEP 249 has them; None without rows."""
-        return self._cursor.description
-
-    @property
-    def rowcount(self) -> int:
-        """Rows found or changed by the last statement, -1 before any."""
-        return self._cursor.rowcount
-
-    @property
-    def lastrowid(self) -> int | None:
-        """The key of the row that was inserted last."""
-        return self._cursor.lastrowid
+    def __getattr__(self, name: str) -> Any:
+        """``description``, ``rowcount``, ``lastrowid``."""
+        return getattr(self._cursor, name)
 
     async def execute(self, sql: str, parameters: Any = None) -> int:
         """Run a statement, and return `rowcount`. Raises a deadlock after `TURNS_MAX` turns."""

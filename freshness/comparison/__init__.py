@@ -1,4 +1,4 @@
 """Compares what cache nodes hold with the primaries, and removes what is poisoned.
 
-Used by ``spark.live``, by the prober and by ``invalidator inspect``.
+Used by the prober and by ``invalidator inspect``.
 """

@@ -5,28 +5,29 @@ the primary's head was read, and at two later looks the node had acknowledged al
 the same and live, and the row still differed (I1). An entry that went, changed or came to equal the row was **in
 flight**; an entry that is neither after all tries is **unknown**, which is never good news.
 
-Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one.
-`Comparison.compare` waits for its verdicts, as on the executors of ``spark.live``. The prober, which has other work
-to do, calls the steps one by one.
+Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one. The
+prober calls the steps one by one.
+
+A repair goes by the content of the node: the condemned entry is there, and is removed by CAS, or it is gone, as was
+wanted. So a repair that is done again, or twice at once, says the same, and removes nothing else.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm.envelope import NodeRecord, encode_wanted, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Item
+from freshness.algorithm.request import Append, Delete, Item, Request
 from freshness.comparison.entry import (
     ENTRIES_PER_BATCH_MAX,
     LIVE,
-    UNAVAILABLE,
     UNTRUSTED,
     NodeEntry,
+    digest_bytes,
     digest_row,
     find_key_values,
     judge,
@@ -38,8 +39,40 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.values.codec import decode_value
 
+_STAYS: Final = "was written again while it was removed: run the prober again"
+_NOBODY_VOUCHES: Final = "the node has no record, so the stripe is not known: see `invalidator status`"
+
+
+def repair(scope: ComparisonScope, find_node: Callable[[str], CacheNode], condemned: NodeEntry) -> str:
+    """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS: an
+    entry that replaced it stays. Why the condemned entry is still there, "" if it is gone."""
+    try:
+        return _remove(scope, find_node(condemned.node), condemned)
+    except FreshnessError as failure:
+        return str(failure)
+
+
+def _remove(scope: ComparisonScope, node: CacheNode, condemned: NodeEntry) -> str:
+    item = condemned.item
+    records, [held] = read_items(scope, node, [item])
+    if not isinstance(held, Item) or digest_bytes(held.value) != condemned.entry_digest:
+        return ""
+    stripes: list[Request] = []
+    wanted: list[Request] = []
+    for lineage in condemned.lineages:
+        record = records[lineage]
+        if record is None:
+            return _NOBODY_VOUCHES
+        number = stripe_number(item, record.stripes)
+        stripes.append(Delete(stripe_key(scope.namespace, lineage, number)))
+        wanted.append(Append(wanted_key(scope.namespace, lineage), encode_wanted([number])))
+    node.perform([*stripes, Delete(item, held.version), *wanted])
+    _, [now] = read_items(scope, node, [item])
+    is_there = isinstance(now, Item) and digest_bytes(now.value) == condemned.entry_digest
+    return _STAYS if is_there else ""
+
+
 RECHECK_WAIT_SECONDS: Final = 1.0
-RECHECKS_MAX: Final = 6
 RECHECKS_TO_CONDEMN: Final = 2
 SUSPECTS_MAX: Final = 10_000
 """Entries that differ and wait for their next look together."""
@@ -49,27 +82,18 @@ EQUAL: Final = "equal"
 POISONED: Final = "poisoned"
 IN_FLIGHT: Final = "in_flight"
 UNKNOWN: Final = "unknown"
-NOT_COMPARABLE: Final = "not_comparable"
 NOT_SERVED: Final = "not_served"
 
 
 @dataclass(frozen=True, slots=True)
 class EntryVerdict:
-    """A row of `spark.live.job.VERDICT`. ``lineages``: lineages of the entry, if it is poisoned or undecided.
-    ``count``: number of entries that the row stands for (see `spark.live.report.condense`)."""
+    """``cached`` and ``primary``: values as shown, if the entry is poisoned or undecided."""
 
-    node: str
-    item: bytes | None
-    object: str
-    state: str
+    entry: NodeEntry
     verdict: str
-    positions: str = ""
     cached: str = ""
     primary: str = ""
     error: str = ""
-    lineages: Sequence[str] = ()
-    entry_digest: str = ""
-    count: int = 1
 
 
 Member = TypeVar("Member")
@@ -104,7 +128,7 @@ class Suspect:
 
 
 class Comparison:
-    """Compares the entries of a partition. ``find_node`` and ``find_primary`` (by lineage) give open connections,
+    """Compares entries. ``find_node`` and ``find_primary`` (by lineage) give open connections,
     ``find_replicas`` those to a lineage's replicas, by name. Writes nothing."""
 
     def __init__(
@@ -112,30 +136,12 @@ class Comparison:
         scope: ComparisonScope,
         find_node: Callable[[str], CacheNode],
         find_primary: Callable[[str], PrimaryReader],
-        sleep: Callable[[float], None] = time.sleep,
-        *,
         find_replicas: Callable[[str], Mapping[str, PrimaryReader]] = lambda _: {},
     ) -> None:
         self._scope = scope
         self._find_node = find_node
         self._find_primary = find_primary
         self._find_replicas = find_replicas
-        self._sleep = sleep
-
-    def compare(self, batches: Iterable[Sequence[NodeEntry]]) -> Iterator[EntryVerdict]:
-        """One verdict for each entry, in any order. A database or node that fails makes its entries unknown.
-
-        Entries that differ wait for each other, so a partition waits as one, whatever its number of batches.
-        """
-        suspects: list[Suspect] = []
-        for entries in batches:
-            verdicts, found = self.compare_once(entries)
-            yield from verdicts
-            suspects += found
-            if len(suspects) >= SUSPECTS_MAX:
-                yield from self._look_again(suspects)
-                suspects = []
-        yield from self._look_again(suspects)
 
     def compare_once(self, entries: Sequence[NodeEntry]) -> tuple[list[EntryVerdict], list[Suspect]]:
         """Verdicts of those that are equal or not to be compared, and the others."""
@@ -143,23 +149,22 @@ class Comparison:
         suspects: list[Suspect] = []
         open_ones = []
         for entry in entries:
-            early = _find_early_verdict(self._scope, entry)
-            if early:
-                verdicts.append(_verdict(entry, early))
-            else:
+            if entry.state == LIVE:
                 open_ones.append(entry)
+            else:
+                verdicts.append(EntryVerdict(entry, NOT_SERVED))
         for group in _in_groups(open_ones, _object_in_shards):
             try:
                 rows = self._read_rows(group)
             except FreshnessError as error:
-                verdicts += (_verdict(entry, UNKNOWN, error=str(error)) for entry in group)
+                verdicts += (EntryVerdict(entry, UNKNOWN, error=str(error)) for entry in group)
                 continue
             for entry in group:
                 if _differs(entry, rows):
                     cached = _shown(None if entry.value is None else decode_value(entry.value))
                     suspects.append(Suspect(replace(entry, value=None), cached))
                 else:
-                    verdicts.append(_verdict(entry, EQUAL))
+                    verdicts.append(EntryVerdict(entry, EQUAL))
         return verdicts, suspects
 
     def read_heads(self, suspects: Sequence[Suspect]) -> tuple[list[EntryVerdict], list[Suspect]]:
@@ -176,7 +181,7 @@ class Comparison:
         for each in suspects:
             failed = [str(errors[name]) for name in each.entry.lineages if name in errors]
             if failed:
-                verdicts.append(_verdict(each.entry, UNKNOWN, error=failed[0]))
+                verdicts.append(EntryVerdict(each.entry, UNKNOWN, error=failed[0]))
             else:
                 each.heads = {name: heads[name] for name in each.entry.lineages}
                 known.append(each)
@@ -190,27 +195,16 @@ class Comparison:
             try:
                 decided, still = self._look(group)
             except FreshnessError as error:
-                verdicts += (_verdict(each.entry, UNKNOWN, error=str(error)) for each in group)
+                verdicts += (EntryVerdict(each.entry, UNKNOWN, error=str(error)) for each in group)
             else:
                 verdicts += decided
                 undecided += still
         return verdicts, undecided
 
-    def _look_again(self, suspects: Sequence[Suspect]) -> Iterator[EntryVerdict]:
-        verdicts, left = self.read_heads(suspects)
-        yield from verdicts
-        for _ in range(RECHECKS_MAX if left else 0):
-            self._sleep(RECHECK_WAIT_SECONDS)
-            verdicts, left = self.look(left)
-            yield from verdicts
-            if not left:
-                return
-        yield from map(give_up, left)
-
     def _look(self, suspects: Sequence[Suspect]) -> tuple[list[EntryVerdict], list[Suspect]]:
         """All are of one node, and of one object in the same shards."""
         rows = self._read_rows([each.entry for each in suspects])
-        items = [_item(each.entry) for each in suspects]
+        items = [each.entry.item for each in suspects]
         node = self._find_node(suspects[0].entry.node)
         records, replies = read_items(self._scope, node, items)
         verdicts, undecided = [], []
@@ -218,7 +212,7 @@ class Comparison:
             entry, found = each.entry, rows.get(each.entry.identity, ())
             now = judge(self._scope, node, item, reply.value, records) if isinstance(reply, Item) else None
             if now is None or _is_another(now, entry) or not _differs(entry, rows):
-                verdicts.append(_verdict(entry, IN_FLIGHT))
+                verdicts.append(EntryVerdict(entry, IN_FLIGHT))
                 continue
             each.is_row_in_several = len(found) > 1
             each.primary = _shown(found if len(found) > 1 else found[0] if found else None)
@@ -250,15 +244,6 @@ class Comparison:
         if not have:
             return ""
         return f"a replica has the old row too: {', '.join(have)}; one that stays so must be built again"
-
-
-def _find_early_verdict(scope: ComparisonScope, entry: NodeEntry) -> str:
-    """The verdict that needs no database, "" for an entry that is to be compared."""
-    if entry.state in (UNAVAILABLE, UNTRUSTED):
-        return UNKNOWN
-    if entry.state != LIVE:
-        return NOT_SERVED
-    return NOT_COMPARABLE if scope.definitions[entry.object].config.is_composite else ""
 
 
 def _read_rows(
@@ -298,38 +283,13 @@ def give_up(suspect: Suspect) -> EntryVerdict:
     return _condemned(suspect, UNKNOWN, why)
 
 
-def _verdict(entry: NodeEntry, verdict: str, *, error: str = "") -> EntryVerdict:
-    return EntryVerdict(
-        entry.node,
-        entry.item,
-        entry.object,
-        entry.state,
-        verdict,
-        entry.positions,
-        error=error or entry.error,
-        entry_digest=entry.entry_digest,
-    )
-
-
 def _condemned(suspect: Suspect, verdict: str, why: str) -> EntryVerdict:
-    entry = suspect.entry
-    return replace(
-        _verdict(entry, verdict),
-        cached=suspect.cached,
-        primary=suspect.primary,
-        error=why,
-        lineages=entry.lineages,
-    )
+    return EntryVerdict(suspect.entry, verdict, suspect.cached, suspect.primary, why)
 
 
 def _shown(value: object) -> str:
     text = "no such row" if value is None else repr(value)
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
-
-
-def _item(entry: NodeEntry) -> bytes:
-    assert entry.item is not None, "an entry to compare has a key"
-    return entry.item
 
 
 def _object_in_shards(entry: NodeEntry) -> tuple[str, tuple[str, ...]]:

@@ -1,34 +1,24 @@
-"""Reads the entries of one node, and decides for each whether it would be a hit.
-
-Reads only, with the project's own client, in batches and no faster than a bound. A node that fails becomes a row that
-says so: what was not read is never taken for absent. Called by ``spark.live`` and the prober, `judge` by the
-comparison too.
-"""
+"""Reads entries of one node, and decides for each whether it would be a hit. For the prober and the comparison."""
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord, find_record, record_key
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.parts import read_value
-from freshness.algorithm.request import Get, Item, Reply
+from freshness.algorithm.request import Get, Reply
 from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
 from freshness.comparison.scope import ComparisonScope
-from freshness.errors import FormatError, FreshnessError
+from freshness.errors import FormatError
 from freshness.keys.keycolumn import ColumnKind
-from freshness.nodes.listing import open_entry_keys
 from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
 
 ENTRIES_PER_BATCH_MAX: Final = 200
-ENTRIES_PER_SECOND_MAX: Final = 20_000
-"""How fast one node is read. A node serves a hundred times as many."""
 
 LIVE: Final = "live"
 STUBBED: Final = "stub"
@@ -38,55 +28,23 @@ UNTRUSTED: Final = "untrusted"
 """The node's record is missing, closed or of another ring: nobody knows whether the entry is a hit."""
 PARTS: Final = "parts"
 """The value is in parts, which are not all there, or do not decode."""
-UNAVAILABLE: Final = "unavailable"
-_NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another ring: see `invalidator status`"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A row of `spark.live.job.ENTRY`. ``state``: `LIVE`, or why it is not a hit. ``lineages``: lineages of the
-    shards that have a say in it. ``value``: encoded value, None for "no such row". ``value_digest`` is of the
-    value as it would be encoded now, "" for "no such row"."""
+    """``state``: `LIVE`, or why it is not a hit. ``lineages``: lineages of the shards that have a say in it.
+    ``value``: encoded value, None for "no such row". ``value_digest`` is of the value as it would be encoded now, ""
+    for "no such row"."""
 
     node: str
-    item: bytes | None
+    item: bytes
     object: str
     identity: bytes
     state: str
-    positions: str = ""
     lineages: Sequence[str] = ()
     entry_digest: str = ""
     value_digest: str = ""
     value: bytes | None = None
-    error: str = ""
-
-
-def read_node(
-    scope: ComparisonScope,
-    node: CacheNode,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[NodeEntry]:
-    """All entries of the namespace on one node; after a failure, one `UNAVAILABLE` row and no more."""
-    try:
-        with open_entry_keys(scope.access, node.name, scope.namespace, sleep) as keys:
-            began, count = clock(), 0
-            while batch := list(islice(keys, ENTRIES_PER_BATCH_MAX)):
-                yield from read_batch(scope, node, batch)
-                count += len(batch)
-                sleep(max(0.0, began + count / ENTRIES_PER_SECOND_MAX - clock()))
-    except FreshnessError as error:
-        yield NodeEntry(node.name, None, "", b"", UNAVAILABLE, error=str(error))
-    finally:
-        node.close()
-
-
-def read_batch(scope: ComparisonScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[NodeEntry]:
-    """These items of a node, with the node's records read before them. Absent ones are left out."""
-    records, replies = read_items(scope, node, items)
-    for item, reply in zip(items, replies, strict=True):
-        if isinstance(reply, Item):
-            yield judge(scope, node, item, reply.value, records)
 
 
 def read_items(
@@ -126,23 +84,12 @@ def judge(
         state = PARTS if filled.is_parted else FOREIGN
         payload = read_value(holder, scope.namespace, filled)
         value_digest = "" if payload is None else digest_value(decode_value(payload))
-    except FormatError as error:
-        return NodeEntry(node, item, name, b"", state, error=str(error))
+    except FormatError:
+        return NodeEntry(node, item, name, b"", state)
     policy, identity = _find_served(definition, item, filled)
     state = _find_state(scope, policy, identity, filled, records)
-    return NodeEntry(
-        node,
-        item,
-        name,
-        filled.identity,
-        state,
-        ", ".join(f"{stamp.lineage} epoch {stamp.epoch}: {stamp.position}" for stamp in filled.stamps),
-        policy.lineages,
-        digest_bytes(data),
-        value_digest,
-        payload,
-        _NOBODY_VOUCHES if state == UNTRUSTED else "",
-    )
+    digest = digest_bytes(data)
+    return NodeEntry(node, item, name, filled.identity, state, policy.lineages, digest, value_digest, payload)
 
 
 def _find_state(

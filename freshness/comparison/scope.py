@@ -1,21 +1,19 @@
-"""The scope of a comparison, as one value that can travel to the executors of Spark: objects, placement, primaries.
-
-It can hold the addresses of the primaries with their passwords, for executors that log in: it must never be printed.
-Built by the mains of ``spark.live`` and of the prober.
-"""
+"""The scope of a comparison: objects, placement, primaries. Built by the process of the prober."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from freshness.algorithm.node import CacheNode
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config
 from freshness.config.keyspace import GtidFlavor
 from freshness.config.server import ServerAddress
+from freshness.database.primary import Primary
 from freshness.database.schema import load_registry
 from freshness.keys.placement import Placement
-from freshness.login import with_passwords
+from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
 
 
@@ -31,8 +29,7 @@ class PrimaryAddress:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonScope:
-    """``primaries`` of the shards that serve, by lineage; ``definitions`` by object name. Plain dicts: it is
-    pickled."""
+    """``primaries`` of the shards that serve, by lineage; ``definitions`` by object name."""
 
     namespace: str
     nodes: tuple[str, ...]
@@ -42,21 +39,14 @@ class ComparisonScope:
     primaries: Mapping[str, PrimaryAddress]
     access: NodeAccess = NodeAccess("memcached")
 
-    @property
-    def servers(self) -> list[ServerAddress]:
-        """All databases that are logged in to."""
-        return [server for each in self.primaries.values() for server in (each.address, *each.replicas)]
 
-
-def load_scope(config: Config, *, carries_passwords: bool = False) -> ComparisonScope:
-    """Read the schema of the primaries. ``carries_passwords``: read the passwords now, for processes that cannot read
-    their sources. Raises what the database raises."""
-    keyspaces = config.keyspaces.values()
+def load_scope(config: Config) -> ComparisonScope:
+    """Read the schema of the primaries. Raises what the database raises."""
     primaries = {
         shard.lineage: PrimaryAddress(
             shard.writable, keyspace.gtid_flavor, shard.replicas if shard.vtgate is None else ()
         )
-        for keyspace in (map(with_passwords, keyspaces) if carries_passwords else keyspaces)
+        for keyspace in config.keyspaces.values()
         for shard in keyspace.serving_shards
     }
     return ComparisonScope(
@@ -64,7 +54,41 @@ def load_scope(config: Config, *, carries_passwords: bool = False) -> Comparison
         nodes=config.cache.nodes,
         ring_version=Placement(config.cache.nodes, config.cache.namespace).ring_version,
         lineages=config.lineages,
-        definitions={name: each.portable() for name, each in load_registry(config).items()},
+        definitions=load_registry(config),
         primaries=primaries,
         access=config.cache.access,
     )
+
+
+class Connections:
+    """The servers of a scope, each connected when it is first asked for, and kept. For one thread."""
+
+    def __init__(self, scope: ComparisonScope) -> None:
+        self._scope = scope
+        self._nodes: dict[str, CacheNode] = {}
+        self._servers: dict[ServerAddress, Primary] = {}
+
+    def find_node(self, name: str) -> CacheNode:
+        if name not in self._nodes:
+            self._nodes[name] = open_node(self._scope.access, name)
+        return self._nodes[name]
+
+    def find_primary(self, lineage: str) -> Primary:
+        server = self._scope.primaries[lineage]
+        return self._open(server.address, server.flavor)
+
+    def find_replicas(self, lineage: str) -> Mapping[str, Primary]:
+        """By name."""
+        server = self._scope.primaries[lineage]
+        return {str(address): self._open(address, server.flavor) for address in server.replicas}
+
+    def _open(self, address: ServerAddress, flavor: str) -> Primary:
+        if address not in self._servers:
+            self._servers[address] = Primary(address, flavor)
+        return self._servers[address]
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.close()
+        for server in self._servers.values():
+            server.close()

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshness.config.archive import ArchiveConfig, HistoryConfig
 from freshness.config.cache import CacheConfig, read_cache
-from freshness.config.http import HttpClient, HttpConfig, read_http
-from freshness.config.keyspace import Keyspace, Shard, Sharding, SkippedTransaction, read_keyspaces
-from freshness.config.login import LoginConfig
+from freshness.config.http import HttpConfig, read_http
+from freshness.config.keyspace import Keyspace, read_keyspaces
 from freshness.config.object import ObjectConfig, read_objects
-from freshness.config.setting import Setting, describe_section, setting
-from freshness.config.stream import StreamConfig
+from freshness.config.setting import setting
+from freshness.config.stream import ArchiveConfig, HistoryConfig, StreamConfig
 from freshness.config.table import Reading, Table, shown
 from freshness.errors import ConfigError
 
@@ -168,23 +166,3 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}", hint="mend the file at that line") from None
-
-
-def describe_settings() -> list[Setting]:
-    """Every key that the file may hold, in the order of the file. A test holds docs/config.md against it."""
-    sections: list[tuple[str, type]] = [
-        ("", Config),
-        ("cache", CacheConfig),
-        ("cache", LoginConfig),
-        ("keyspaces.NAME", Keyspace),
-        ("keyspaces.NAME.sharding", Sharding),
-        ("keyspaces.NAME.shards", Shard),
-        ("keyspaces.NAME.shards.skip", SkippedTransaction),
-        ("objects.NAME", ObjectConfig),
-        ("stream", StreamConfig),
-        ("http", HttpConfig),
-        ("http.clients.NAME", HttpClient),
-        ("archive", ArchiveConfig),
-        ("history", HistoryConfig),
-    ]
-    return [each for section, kind in sections for each in describe_section(section, kind)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 Columns: TypeAlias = Annotated[tuple[str, ...], "text or array of text"]
 """Names of columns. The file may have one name without the brackets of an array."""
@@ -32,22 +32,6 @@ def setting(
     return field(default=default, default_factory=default_factory, metadata=metadata, repr=not is_secret)
 
 
-class Setting(NamedTuple):
-    """One key of the file, as the documentation shows it. ``default``: TOML text, or "required"."""
-
-    key: str
-    type: str
-    default: str
-    meaning: str
-
-
-def describe_section(section: str, kind: type) -> Iterator[Setting]:
-    """The keys of a section, in the order of its dataclass. ``section``: name in TOML, empty for the top."""
-    for item, hint in settings_of(kind):
-        key = f"{section}.{item.name}".lstrip(".")
-        yield Setting(key, describe_type(hint), _describe_default(item), item.metadata["doc"])
-
-
 def settings_of(kind: type) -> Iterator[tuple[Field[Any], Any]]:
     """The fields of a dataclass that are keys of the file, each with its type."""
     hints = get_type_hints(kind, include_extras=True)
@@ -69,17 +53,3 @@ def describe_type(hint: Any) -> str:
         return describe_type(arguments[0])
     kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}
     return "URL" if hasattr(hint, "parse") else kinds[hint]
-
-
-def _describe_default(item: Field[Any]) -> str:
-    if item.metadata["default_text"] is not None:
-        return str(item.metadata["default_text"])
-    if item.default is MISSING:
-        return "required"
-    if item.default is None:
-        return "none"
-    if isinstance(item.default, str):
-        return f'"{item.default}"'
-    if isinstance(item.default, bool):
-        return str(item.default).lower()
-    return "[]" if item.default == () else str(item.default)

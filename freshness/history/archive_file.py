@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+from freshness.errors import FormatError
 
 UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(r"changes-([0-9a-f]{8})-(\d{16})-(\d{16})\.parquet")
@@ -82,6 +85,16 @@ def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
         if file.first <= file.last:
             widest = file
     return sorted(kept, key=lambda file: (file.lineage_hash, file.last, file.first))
+
+
+def require_no_gap(files: Sequence[ArchiveFile]) -> None:
+    """Raises `FormatError` unless each file of a lineage begins with the transaction after the previous file."""
+    for previous, file in pairwise(files):
+        if file.first != previous.last + 1:
+            raise FormatError(
+                f"{file.path} begins with transaction {file.first}, the file before it ends with {previous.last}",
+                hint="a file between them is missing, or there twice: restore it, or begin after the gap",
+            )
 
 
 def hash_lineage(lineage: str) -> str:

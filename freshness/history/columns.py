@@ -1,7 +1,7 @@
 """The columns of recorded history: row changes of the databases, and actions on the cache (docs/spark.md).
 
 Two kinds of Parquet file are written while the system runs and read by the Spark jobs. Their columns are defined here
-and nowhere else; ``invalidator.archive.writer`` and the recorders make Arrow schemas of them, ``spark.schema`` makes
+and nowhere else; ``invalidator.archive.writer`` and the recorders make Arrow schemas of them, ``spark.batch`` makes
 Spark's. No I/O and no third-party types here.
 
 Times are microseconds since 1970 in UTC. Positions are texts as `freshness.position` prints them. Times are for

@@ -1,7 +1,7 @@
 """The columns of a table and its primary key, as of a place in the stream.
 
 A source takes them from the log, beside the rows that they describe, so they are right for a row of any age. Set by
-``invalidator.binlog.rows.schema`` and ``invalidator.vstream.schema``; sent by ``invalidator.stream.json_lines``.
+``invalidator.binlog.rows.schema`` and ``invalidator.vstream.row``; sent by ``invalidator.stream.json_lines``.
 No I/O.
 """
 

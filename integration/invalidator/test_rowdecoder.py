@@ -46,7 +46,7 @@ from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.compression import PLAIN_KINDS, unpack_rows, unpack_transaction
 from invalidator.binlog.wire.event import FormatDescription, LogEvent
 from invalidator.charset import find_codec
-from invalidator.publish.debezium_value import UNAVAILABLE, to_debezium
+from invalidator.publish.envelope import UNAVAILABLE, to_debezium
 from tests.unit.invalidator.binlog.library import Images, LibraryDecoder
 
 SECONDS: Final = float(os.environ.get("FRESHNESS_ROWS_SECONDS", "20"))

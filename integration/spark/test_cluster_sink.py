@@ -1,4 +1,4 @@
-"""The live audit and the sink on a cluster whose executors, processes of tasks and drivers are killed."""
+"""The sink on a cluster whose executors, processes of tasks and drivers are killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
@@ -14,22 +13,14 @@ from urllib.request import urlopen
 import pytest
 
 from appclient import Cache
-from freshness.algorithm.envelope import Filled
-from freshness.algorithm.request import Cas, Get, Item, Stored
-from freshness.nodes.memcached import MemcachedNode
-from freshness.values.codec import decode_value, encode_value
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CACHE, STREAM, System, running_system, wait_for_hits, wait_until
 from integration.servers import Pair, ServerFailed
 from integration.servers.process import find_free_port
 from integration.servers.sink import SinkProcess
 from integration.servers.spark import SparkMaster
-from integration.spark.cluster import CRASHED, LOST_EXECUTOR, Cluster, run
+from integration.spark.cluster import LOST_EXECUTOR, Cluster
 from integration.spark.test_sink import find_lacking, head_of, read_events, wait_acknowledged
-
-# -- the live audit ----------------------------------------------------------------------------------------
-
-POISONED_KEYS: Final = range(1, 8001)
 
 
 @pytest.fixture
@@ -37,79 +28,6 @@ def flavor() -> str:
     """One flavor is enough: positions and rows of the other are under test elsewhere."""
     return "mariadb"
 
-
-@pytest.fixture
-def poisoned(pair: Pair, tmp_path: Path) -> Iterator[System]:
-    """A settled system in which every entry has another value than its row. Its account has no password."""
-    folder = tmp_path / "poisoned"
-    folder.mkdir()
-    with running_system(pair, folder) as system:
-        rows = ", ".join(f"({key}, 'n', 0)" for key in POISONED_KEYS)
-        system.execute(f"INSERT INTO customers VALUES {rows}")
-        system.settle()
-        cache = system.open_cache()
-        wait_for_hits(cache, "customer", list(POISONED_KEYS), system.describe)
-        cache.close()
-        for address, items in items_by_node(system).items():
-            poison(address, items)
-        yield system
-
-
-def items_by_node(system: System) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
-    for key in POISONED_KEYS:
-        subject = system.subject("customer", key)
-        found.setdefault(subject.node, []).append(subject.item)
-    return found
-
-
-def poison(address: str, items: list[bytes]) -> None:
-    node = MemcachedNode(address)
-    held = node.perform([Get(item) for item in items])
-    requests = []
-    for item, each in zip(items, held, strict=True):
-        assert isinstance(each, Item)
-        entry = Filled.decode(each.value)
-        assert entry.value is not None
-        wrong = replace(entry, value=encode_value({**decode_value(entry.value), "name": "poison"}))
-        requests.append(Cas(item, wrong.encode(), each.version, each.ttl_seconds))
-    assert all(isinstance(reply, Stored) for reply in node.perform(requests))
-    node.close()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_poison_is_removed_and_counted_once_though_processes_are_killed(
-    poisoned: System, cluster: Cluster, tmp_path: Path
-) -> None:
-    primary = poisoned.pair.primary
-    primary.execute("CREATE USER IF NOT EXISTS auditor@'127.0.0.1'")
-    primary.execute("GRANT SELECT, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO auditor@'127.0.0.1'")
-    url = f"mysql://auditor@127.0.0.1:{primary.port}/shop"
-    path = write_config(tmp_path, "mariadb", url, [node.address for node in poisoned.nodes], cache=CACHE)
-    [(address, items), *_] = items_by_node(poisoned).items()
-    watched = MemcachedNode(address)
-
-    def is_removing() -> bool:
-        return not all(isinstance(reply, Item) for reply in watched.perform([Get(item) for item in items]))
-
-    command = ["spark.live", "--config", str(path), "--master", cluster.address, "--repair"]
-    struck = run(command, tmp_path / "1", kills=cluster, may_kill=is_removing)
-    watched.close()
-    assert LOST_EXECUTOR in struck.told or CRASHED in struck.told, struck.told
-    found = struck.result
-    assert (struck.exit_code, found["poisoned"], found["repaired"]) == (
-        5,
-        len(POISONED_KEYS),
-        found["poisoned"],
-    )
-    assert (found["not_repaired"], found["unavailable"]) == ([], [])
-    again = run(["spark.live", "--config", str(path), "--master", "local[1]"], tmp_path / "2")
-    assert (again.result["poisoned"], again.result["live"]) == (0, 0), again.result
-
-
-# -- the sink ----------------------------------------------------------------------------------------------
 
 SINK: Final = "sink"
 """Namespace of the sink, on the nodes that the invalidator looks after too."""

@@ -23,12 +23,12 @@ from integration.configuration import CUSTOMER
 from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_until
 from integration.servers import DatabaseServer, Pair
 from integration.spark.seats import SEAT, SEATS_TABLE, in_database, shown
+from spark.batch import CHANGES
 from spark.copy import __main__ as command
 from spark.copy.database import STATE_TABLE, DatabaseTarget
 from spark.copy.job import Snapshot
 from spark.copy.state import CopyState, TableState, decode_state
 from spark.copy.table import CopyColumn, CopyTable
-from spark.schema import CHANGES
 
 GOODS: Final = CopyTable("goods", (CopyColumn("id", LongType()), CopyColumn("v", StringType())), ("id",))
 HERE, THERE = "shop/-80", "shop/80-"

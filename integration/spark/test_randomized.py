@@ -35,8 +35,7 @@ from integration.spark.consumers import POLL_SECONDS, Consumer, Reader, make_pub
 from integration.spark.script import KEY, TABLES, Script, Seen, look, wait_archive_shown, wait_archived
 from integration.spark.seats import SEAT, in_frame
 from invalidator.stream.open import OpenedStream, StreamOpener
-from invalidator.stream.query import StreamQuery
-from invalidator.stream.refresh_request import RefreshRequest
+from invalidator.stream.query import RefreshRequest, StreamQuery
 from spark.copy import __main__ as copy_command
 from spark.copy.state import read_copy
 from spark.table_at import __main__ as table_at_command

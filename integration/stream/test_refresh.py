@@ -41,8 +41,7 @@ from integration.invalidator.test_row_digest import (
 from integration.servers import DatabaseServer, Flavor, Pair
 from invalidator.stream.json_lines import LineReader, LineWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
-from invalidator.stream.query import StreamQuery
-from invalidator.stream.refresh_request import RefreshRequest
+from invalidator.stream.query import RefreshRequest, StreamQuery
 from invalidator.stream.selection import Selection
 
 ROWS: Final = 5_000

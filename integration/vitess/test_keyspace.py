@@ -70,8 +70,8 @@ from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.query import StreamQuery
 from invalidator.stream.refresh import RefreshedStream
 from invalidator.stream.update_stream import UpdateStream
-from invalidator.vstream.journal import ShardsMoved
 from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.reader import ShardsMoved
 
 NAMES: Final = ("-80", "80-")
 TABLES: Final = frozenset(("customers", "orders", "freshness_heartbeat"))

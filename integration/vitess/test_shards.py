@@ -47,9 +47,8 @@ from integration.vitess.vstreaming import (
     up_to,
     wait_until,
 )
-from invalidator.vstream.journal import ShardsMoved
 from invalidator.vstream.proto import vitess_pb2 as pb
-from invalidator.vstream.reader import ShardTransaction
+from invalidator.vstream.reader import ShardsMoved, ShardTransaction
 from invalidator.vstream.source import VStream, VStreamSource
 
 # -- several shards --------------------------------------------------------------------------------------

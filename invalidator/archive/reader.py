@@ -7,9 +7,9 @@ bounded by `PIECE_ROWS_MAX` rows, or a row group of a merged file, however large
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freshness.errors import FormatError
-from freshness.history.archive_file import ArchiveFile, find_files, parse_name
+from freshness.history.archive_file import ArchiveFile, find_files, parse_name, require_no_gap
 from freshness.history.footer import ArchiveFooter, parse_footer, read_footer
 from freshness.position import parse_position
 from freshness.position.token import EventToken
@@ -69,18 +69,9 @@ def open_archive(path: Path) -> list[ArchivedLineage]:
         by_place.setdefault((footer.keyspace, file.lineage_hash), []).append((file, footer))
     for (keyspace, _), found in sorted(by_place.items()):
         of_lineage = tuple(file for file, _ in found)
-        _require_no_gap(of_lineage)
+        require_no_gap(of_lineage)
         opened.append(ArchivedLineage(keyspace, found[0][1].before, of_lineage))
     return opened
-
-
-def _require_no_gap(files: Sequence[ArchiveFile]) -> None:
-    for previous, file in pairwise(files):
-        if file.first != previous.last + 1:
-            raise FormatError(
-                f"{file.path} begins with transaction {file.first}, the file before it ends with {previous.last}",
-                hint="a file between them is missing, or there twice; name a folder or file after the gap",
-            )
 
 
 @dataclass(slots=True)

@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from freshness.config.config import Config, load_config
-from freshness.errors import ConfigError
-from invalidator.cli.logs import FORMATTERS
+from freshness.errors import ConfigError, FreshnessError
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath
 from invalidator.cli.signals import call_on_stop, reload_on_hangup
-from invalidator.process.trouble import RecentTroubles
+from invalidator.process.trouble import RecentTroubles, find_error
 
 if TYPE_CHECKING:
     from invalidator.process.app import Invalidator
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger and message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line; its fields: docs/cli.md. A line that is about an error has its class and its hint apart."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "thread": record.threadName,
+        }
+        error = find_error(record)
+        if error is not None:
+            line["error"] = type(error).__name__
+            if isinstance(error, FreshnessError) and error.hint:
+                line["hint"] = error.hint
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+FORMATTERS: Final[Mapping[str, Callable[[], logging.Formatter]]] = {
+    "text": TextFormatter,
+    "json": JsonFormatter,
+}
+"""By the value of ``--log-format``."""
 
 
 def run(

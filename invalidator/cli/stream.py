@@ -12,8 +12,7 @@ import typer
 from freshness.errors import StorageUnavailable
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since, TableNames
 from invalidator.cli.signals import load_on_hangup, note_stop
-from invalidator.stream.query import StreamQuery
-from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
+from invalidator.stream.query import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest, StreamQuery
 from invalidator.stream.selection import Images, Selection, read_names
 
 STOP_SEEN_SECONDS: Final = 0.25

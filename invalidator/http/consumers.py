@@ -33,8 +33,7 @@ from invalidator.http.topology import describe_topology
 from invalidator.stream.json_lines import LineWriter, cut_lines
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
-from invalidator.stream.query import StreamQuery
-from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
+from invalidator.stream.query import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest, StreamQuery
 from invalidator.stream.schema_book import SchemaBook
 from invalidator.stream.schema_format import SchemaFormat, format_schema
 from invalidator.stream.selection import Images, Selection, read_names

@@ -10,12 +10,13 @@ No thread and no socket of its own: the process (``invalidator.probe.process``) 
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import groupby
-from typing import Final
+from itertools import count, groupby
+from typing import Final, Generic, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.node import CacheNode
@@ -23,7 +24,6 @@ from freshness.algorithm.request import Item
 from freshness.comparison.comparison import (
     EQUAL,
     IN_FLIGHT,
-    NOT_COMPARABLE,
     NOT_SERVED,
     POISONED,
     RECHECK_WAIT_SECONDS,
@@ -32,21 +32,19 @@ from freshness.comparison.comparison import (
     EntryVerdict,
     Suspect,
     give_up,
+    repair,
 )
 from freshness.comparison.entry import (
     ENTRIES_PER_BATCH_MAX,
-    UNTRUSTED,
     NodeEntry,
     find_object,
     judge,
     read_items,
 )
-from freshness.comparison.repair import Condemned, repair
 from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
 from freshness.position import Position
-from invalidator.probe.schedule import Budget, Schedule
 from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 
 SCALES_SECONDS: Final = (1.0, 10.0, 60.0, 300.0)
@@ -65,6 +63,55 @@ OVERDUE_SECONDS: Final = 1.0
 _HASH_END: Final = 1 << 64
 
 log = logging.getLogger(__name__)
+
+Work = TypeVar("Work")
+
+
+class Schedule(Generic[Work]):
+    """Work by the time at which it is due. Work that finds no room is refused, and never silently dropped."""
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._heap: list[tuple[float, int, Work]] = []
+        self._numbers = count()
+
+    def add(self, due: float, work: Work) -> bool:
+        """False if it is full."""
+        if len(self._heap) >= self._size_max:
+            return False
+        heapq.heappush(self._heap, (due, next(self._numbers), work))
+        return True
+
+    def take(self, now: float, count_max: int) -> list[tuple[float, Work]]:
+        """Take the work that is due, the oldest first, each with its time."""
+        taken: list[tuple[float, Work]] = []
+        while self._heap and self._heap[0][0] <= now and len(taken) < count_max:
+            due, _, work = heapq.heappop(self._heap)
+            taken.append((due, work))
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+
+@dataclass(slots=True)
+class Budget:
+    """``per_second`` units a second, and as many at once as a second gives. ``now``: time of the first call, in
+    seconds."""
+
+    per_second: float
+    now: float
+    _left: float = field(default=0.0)
+
+    def available(self, now: float) -> int:
+        """How many may be spent now."""
+        self._left = min(max(1.0, self.per_second), self._left + (now - self.now) * self.per_second)
+        self.now = now
+        return int(self._left)
+
+    def spend(self, count: int) -> None:
+        """No more than are available."""
+        self._left -= count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,10 +269,9 @@ class Prober:
                     self._count(by_item[item], "unknown")
                 continue
             for item in held:
-                if item not in entries or entries[item].state == UNTRUSTED:
+                if item not in entries:
                     self._count(by_item[item], "absent")
-            open_ones = [each for each in entries.values() if each.state != UNTRUSTED]
-            verdicts, suspects = self._comparison.compare_once(open_ones)
+            verdicts, suspects = self._comparison.compare_once(list(entries.values()))
             for verdict in verdicts:
                 self._count_verdict(verdict, by_item)
             self._follow(suspects, by_item, records)
@@ -282,20 +328,19 @@ class Prober:
             is_added = self._looks.add(now + followed.wait_seconds, _key_of(suspect.entry))
             assert is_added, "it was taken out of the same schedule"
         for verdict in verdicts:
-            assert verdict.item is not None, "an entry that was followed has a key"
-            self._finish(by_key[verdict.item, verdict.entry_digest], verdict)
+            self._finish(by_key[_key_of(verdict.entry)], verdict)
 
     # -- what was found --------------------------------------------------------------------------------------
 
     def _finish(self, followed: Followed, verdict: EntryVerdict) -> None:
-        entry = followed.suspect.entry
-        del self._followed[_key_of(entry)]
+        del self._followed[_key_of(verdict.entry)]
         if verdict.verdict == POISONED:
             self._count(followed.probes, "loss")
-            self._tell_loss(entry, verdict)
+            self._tell_loss(verdict)
         elif verdict.verdict == IN_FLIGHT:
-            # The change that they follow was acknowledged: a later one was on its way.
-            self._count(followed.probes, "right")
+            for probe in followed.probes:
+                # A change that was acknowledged: a later one was on its way. A sweep has seen nothing that was right.
+                self._count([probe], "absent" if probe.position is None else "right")
             now = self._clock()
             for probe in followed.late:
                 self.tally.note_lag(now - probe.changed_at)
@@ -303,7 +348,8 @@ class Prober:
             self._count(followed.probes, "unknown")
             self.tally.note_error(verdict.error)
 
-    def _tell_loss(self, entry: NodeEntry, verdict: EntryVerdict) -> None:
+    def _tell_loss(self, verdict: EntryVerdict) -> None:
+        entry = verdict.entry
         name, key = entry.object, _key_of(entry)
         if key not in self.tally.findings:
             self.tally.losses[name] += 1
@@ -316,21 +362,18 @@ class Prober:
             if len(self.tally.findings) < FINDINGS_MAX:
                 self.tally.findings[key] = verdict
         if self.plan.repairs:
-            condemned = Condemned(entry.node, key[0], entry.entry_digest, entry.lineages)
-            done = repair(self._scope, self._find_node, condemned)
-            (self.tally.repaired if done.is_gone else self.tally.not_repaired)[name] += 1
-            if not done.is_gone:
-                self.tally.note_error(f"not repaired: {done.error}")
+            error = repair(self._scope, self._find_node, entry)
+            (self.tally.not_repaired if error else self.tally.repaired)[name] += 1
+            if error:
+                self.tally.note_error(f"not repaired: {error}")
 
     def _count_verdict(self, verdict: EntryVerdict, by_item: dict[bytes, list[Probe]]) -> None:
-        assert verdict.item is not None, "an entry that was compared has a key"
-        probes = by_item[verdict.item]
+        probes = by_item[verdict.entry.item]
         if verdict.verdict == EQUAL:
             self._count(probes, "right")
         elif verdict.verdict == NOT_SERVED:
             self._count(probes, "absent")
         else:
-            assert verdict.verdict != NOT_COMPARABLE, "composites are left out before"
             self._count(probes, "unknown")
             self.tally.note_error(verdict.error)
 
@@ -348,5 +391,4 @@ class Prober:
 
 
 def _key_of(entry: NodeEntry) -> tuple[bytes, str]:
-    assert entry.item is not None, "an entry that was read has a key"
     return entry.item, entry.entry_digest

@@ -11,15 +11,13 @@ from itertools import islice
 from typing import Final
 
 from freshness.comparison.comparison import Comparison
-from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX
-from freshness.comparison.scope import load_scope
+from freshness.comparison.scope import Connections, load_scope
 from freshness.config.config import Config
 from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
 from freshness.nodes.listing import open_entry_keys, require_listing
-from invalidator.probe.prober import ProbePlan, Prober
-from invalidator.probe.schedule import Budget
+from invalidator.probe.prober import Budget, ProbePlan, Prober
 from invalidator.probe.tally import ProbeTally
 from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.query import StreamQuery
@@ -84,9 +82,7 @@ class ProbeProcess:
     def _open(self, config: Config, stack: ExitStack) -> Prober:
         scope = load_scope(config)
         servers = stack.enter_context(closing(Connections(scope)))
-        comparison = Comparison(
-            scope, servers.find_node, servers.find_primary, find_replicas=servers.find_replicas
-        )
+        comparison = Comparison(scope, servers.find_node, servers.find_primary, servers.find_replicas)
         return Prober(scope, comparison, servers.find_node, self.plan, time.monotonic, self.tally)
 
     def _settle(self, prober: Prober) -> None:

@@ -91,9 +91,9 @@ class ProbeSummary:
             errors=tuple(tally.errors),
             examples=tuple(
                 ProbeExample(
-                    each.node,
-                    (each.item or b"").decode("ascii", "backslashreplace"),
-                    each.object,
+                    each.entry.node,
+                    each.entry.item.decode("ascii", "backslashreplace"),
+                    each.entry.object,
                     each.cached,
                     each.primary,
                     each.error,

@@ -11,9 +11,9 @@ from freshness.comparison.comparison import EntryVerdict
 from freshness.comparison.share import wilson_bounds
 
 Verdict: TypeAlias = Literal["right", "absent", "lag", "loss", "unknown"]
-"""right: the row is served, or a later change was on its way. absent: nothing is served. lag: something else is
-served, and the node had not acknowledged the change. loss: something else is served, and the node had acknowledged
-all that the primary had. unknown: a server did not answer, or nothing was decided."""
+"""right: the row is served, or a later change was on its way. absent: nothing is served, or no longer. lag: something
+else is served, and the node had not acknowledged the change. loss: something else is served, and the node had
+acknowledged all that the primary had. unknown: a server did not answer, or nothing was decided."""
 
 VERDICTS: Final = get_args(Verdict)
 

@@ -40,9 +40,8 @@ from invalidator.replica.source import ReplicaSource
 from invalidator.stream.chunk import Chunk, find_table, read_chunk
 from invalidator.stream.feed import Access
 from invalidator.stream.layout_book import LayoutBook
-from invalidator.stream.query import StreamQuery
+from invalidator.stream.query import RefreshRequest, StreamQuery, require_key_shown
 from invalidator.stream.refresh import RefreshedStream
-from invalidator.stream.refresh_request import RefreshRequest, require_key_shown
 from invalidator.stream.start import Start, parse_start
 from invalidator.stream.update_stream import UpdateStream
 from invalidator.vstream.open import make_source as make_vstream

@@ -30,7 +30,7 @@ from freshness.stream.source import RowChange, Transaction
 from invalidator.stream.chunk import Chunk
 from invalidator.stream.feed import ShardStatus
 from invalidator.stream.message import StreamMessage
-from invalidator.stream.refresh_request import RefreshRequest, require_key_shown
+from invalidator.stream.query import RefreshRequest, require_key_shown
 from invalidator.stream.row_filter import RowFilter
 
 KEYS_MAX: Final = 500_000

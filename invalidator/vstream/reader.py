@@ -5,21 +5,50 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import grpc
 
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
+from freshness.position import Position
 from freshness.stream.source import Transaction
 from invalidator.mailbox import Mailbox
 from invalidator.vstream.error import translated
-from invalidator.vstream.journal import ShardsMoved
 from invalidator.vstream.position import parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.transaction import ShardAssembler
 
 JOIN_SECONDS: Final = 5.0
+
+
+class ShardsMoved(FreshnessError):
+    """The stream's shards ``old`` are at their end: from here on writes go to the shards of ``new``. Raised when
+    everything before was delivered; handled by the owner of the topology.
+
+    Open the stream of each new shard at the position given with it; it continues at the end of the old ones, in the
+    lineage of the new shard. The journal's own transaction is not delivered: a stream that is opened again from what
+    was delivered meets the journal again. ``journal_id`` is the same for every participant.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self, keyspace: str, journal_id: int, old: tuple[str, ...], new: Mapping[str, Position]
+    ) -> None:
+        super().__init__(
+            f"keyspace {keyspace}: shards {', '.join(old)} were replaced by {', '.join(sorted(new))}",
+            hint="put the new shards into freshness.toml, each with a lineage of its own, and load it (SIGHUP); who"
+            " reads VStream itself goes on at the positions of the journal",
+        )
+        self.keyspace = keyspace
+        self.journal_id = journal_id
+        self.old = old
+        self.new = dict(new)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ShardsMoved, (self.keyspace, self.journal_id, self.old, self.new))
 
 
 class ShardTransaction(NamedTuple):

@@ -12,6 +12,7 @@ Needs the extra ``[vitess]`` (grpcio, protobuf), so it is imported only if a key
 from __future__ import annotations
 
 import math
+import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
@@ -26,12 +27,63 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from freshness.stream.tables import MatchedTables, to_expression
 from invalidator.mailbox import QUEUE_BOUNDS, Mailbox, QueueBounds, measure
-from invalidator.vstream.channel import open_channel, wait_connected
 from invalidator.vstream.error import PURGED_HINT, ColumnsUnfit, NoTablet, translated
 from invalidator.vstream.position import format_gtid, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.reader import ShardTransaction, Splitter, VStreamReader, ended
 from invalidator.vstream.transaction import BOUNDS, Bounds, ShardAssembler
+
+KEEPALIVE_ANSWER_SECONDS: Final = 10.0
+
+
+def open_channel(address: VtgateAddress) -> Any:
+    """A channel that connects with its first use. Raises `SourceUnsuitable` for files that cannot be read."""
+    options = [
+        ("grpc.max_receive_message_length", address.message_bytes_max),
+        ("grpc.keepalive_time_ms", round(address.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", round(KEEPALIVE_ANSWER_SECONDS * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: another vtgate may take it
+    ]
+    if not address.tls:
+        return grpc.insecure_channel(address.target, options)
+    try:
+        ca, cert, key = (
+            path.read_bytes() if path is not None else None
+            for path in (address.tls_ca, address.tls_cert, address.tls_key)
+        )
+    except OSError as error:
+        raise SourceUnsuitable(
+            f"{address}: {error.filename} cannot be read: {error.strerror}",
+            hint="check tls_ca, tls_cert, tls_key",
+        ) from error
+    return grpc.secure_channel(address.target, grpc.ssl_channel_credentials(ca, key, cert), options)
+
+
+def wait_connected(channel: Any, address: VtgateAddress) -> bool:
+    """Whether it is connected; False as soon as the first try has failed: then a call raises the reason.
+
+    Raises `SourceUnavailable` if nothing answers within the address's ``connect_seconds``.
+    """
+    states: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    channel.subscribe(states.put, try_to_connect=True)
+    deadline = time.monotonic() + address.connect_seconds
+    try:
+        while True:
+            state = states.get(timeout=max(0.0, deadline - time.monotonic()))
+            if state is grpc.ChannelConnectivity.READY:
+                return True
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                return False
+    except queue.Empty:
+        raise SourceUnavailable(
+            f"{address}: no answer within {address.connect_seconds:g} s",
+            hint="is vtgate up and its gRPC port reachable from here?",
+        ) from None
+    finally:
+        channel.unsubscribe(states.put)
+
 
 METHOD: Final = "/vtgateservice.Vitess/VStream"
 SILENCE_SECONDS: Final = 15.0

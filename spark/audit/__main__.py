@@ -27,8 +27,7 @@ with required_packages("spark.audit", "spark"):
     from spark.audit.model.finding import Rules
     from spark.audit.report.page import write_report
     from spark.audit.report.summary import Summary, print_summary
-    from spark.audit.report.trend import append_audit
-    from spark.audit.report.trend_table import open_tables
+    from spark.audit.report.trend_table import append_audit, open_tables
     from spark.audit.shuffle.state import load_state, save_state
     from spark.audit.shuffle.survey import Scope
     from spark.folder import open_folder

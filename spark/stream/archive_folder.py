@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import pyarrow.dataset
 from pyarrow import fs
 
 from freshness.errors import ConfigError, FormatError, HistoryPurged
-from freshness.history.archive_file import ArchiveFile, choose_files
+from freshness.history.archive_file import ArchiveFile, choose_files, require_no_gap
 from freshness.history.columns import CHANGES
 from freshness.history.footer import ArchiveFooter, read_footer
 from freshness.position.token import EventToken
@@ -124,12 +123,7 @@ class ArchiveFolder:
         return chosen
 
     def _open(self, files: Sequence[ArchiveFile]) -> ArchivedShard:
-        for previous, file in pairwise(files):
-            if file.first != previous.last + 1:
-                raise FormatError(
-                    f"{file.path} begins with transaction {file.first}, the file before it ends with {previous.last}",
-                    hint="a file between them is missing, or there twice: restore it, or delete all before the gap",
-                )
+        require_no_gap(files)
         footer = self.read_footer(str(files[0].path))
         return ArchivedShard(footer.keyspace, footer.before, tuple(files))
 

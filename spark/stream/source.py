@@ -38,8 +38,7 @@ from freshness.errors import ConfigError, FormatError, HistoryPurged, SourceUnav
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
 from freshness.stream.resume import REFRESH_PREFIX
-from spark.batch import to_batches
-from spark.schema import CHANGES
+from spark.batch import CHANGES, to_batches
 from spark.stream.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, FileSpan
 from spark.stream.filters import push_condition, to_condition
 from spark.stream.http import LivePiece, Service, make_mark, read_heads, read_piece

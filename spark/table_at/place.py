@@ -20,7 +20,7 @@ from freshness.history.archive_file import ArchiveFile
 from freshness.position import parse_position
 from freshness.position.token import EventToken
 from freshness.stream.resume import Moment, ResumeVector
-from spark.schema import CHANGES
+from spark.batch import CHANGES
 from spark.stream.archive_folder import ArchivedShard, ArchiveFolder, FileSpan
 
 WAIT: Final = "wait until `invalidator record` has completed its next file, and run it again"

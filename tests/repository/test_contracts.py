@@ -53,7 +53,7 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
     ),
     "the Spark jobs do not know each other, and share the stream": (
         "spark/copy/table.py",
-        "import spark.live.entry",
+        "import spark.archive.compaction",
     ),
     "the steps of the audit are layers": ("spark/audit/judge/replay.py", "import spark.audit.input.evidence"),
     "only the folders of adapters know third-party packages": (

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 import typer
-from prometheus_client import CollectorRegistry
 
-from appclient.telemetry.prometheus import PrometheusTelemetry
-from docs.generate import TABLES, render
+from docs.generate import TABLES, describe_client_metrics, render
 from freshness import errors
 from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk
 from freshness.algorithm.parts import Manifest
@@ -312,11 +310,7 @@ def test_the_metrics_of_the_advice_exist() -> None:
     metrics_of_all = [one for registry in registries for one in registry.collect()]
     names = {sample.name for one in metrics_of_all for sample in one.samples}
     names |= {f"{one.name}{suffix}" for one in metrics_of_all for suffix in SUFFIXES[one.type]}
-    names |= {
-        f"{one.name}{suffix}"
-        for one, _ in PrometheusTelemetry(CollectorRegistry()).describe()
-        for suffix in SUFFIXES[one.type]
-    }
+    names |= {f"{one.name}{suffix}" for one, _ in describe_client_metrics() for suffix in SUFFIXES[one.type]}
     assert set(re.findall(r"\bfreshness_[a-z_]+", (DOCS / "metrics.md").read_text())) <= names
 
 

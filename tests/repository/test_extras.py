@@ -208,7 +208,7 @@ from invalidator.publish.kafka import KafkaWriter
 from invalidator.publish.publish import Start
 """,
     "spark": """
-import spark.archive.compaction, spark.copy.target, spark.live.__main__, spark.sink.__main__, spark.table_at.place
+import spark.archive.compaction, spark.copy.target, spark.sink.__main__, spark.table_at.place
 from spark.audit.__main__ import main
 """,
     "delta": """
@@ -239,7 +239,7 @@ PARTS: Final = {
     "prometheus": ("appclient:PrometheusTelemetry", "appclient.telemetry.prometheus"),
     "opentelemetry": ("appclient:OpenTelemetry", "appclient.telemetry.opentelemetry"),
     "invalidator": ("invalidator.cli",),
-    "spark": ("spark.audit.__main__", "spark.live.__main__", "spark.sink.__main__", "spark.archive.__main__"),
+    "spark": ("spark.audit.__main__", "spark.sink.__main__", "spark.archive.__main__"),
 }
 """Modules, and names of modules, by the extra that their error names if it is not installed."""
 

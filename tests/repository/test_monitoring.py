@@ -11,11 +11,10 @@ from typing import Any, Final
 import promql_parser
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from promql_parser import AggregateExpr, Expr, VectorSelector
 
-from appclient.telemetry.prometheus import PrometheusTelemetry
-from docs.generate import PAGES
+from docs.generate import PAGES, describe_client_metrics
 from freshness.algorithm.rule import ReadOutcome
 from invalidator.probe.metrics import ProbeMetrics
 from invalidator.probe.tally import ProbeTally
@@ -45,7 +44,7 @@ def known_metrics() -> dict[str, set[str]]:
         for metric in registry.collect():
             for suffix in SUFFIXES[metric.type]:
                 known[metric.name + suffix] = {*getattr(metric, "_labelnames", ())}
-    for metric, labels in PrometheusTelemetry(CollectorRegistry()).describe():
+    for metric, labels in describe_client_metrics():
         for suffix in SUFFIXES[metric.type]:
             known[metric.name + suffix] = {*labels}
     for name, its in known.items():

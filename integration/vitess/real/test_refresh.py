@@ -35,7 +35,7 @@ from integration.stream.test_refresh import (
     opened,
 )
 from integration.vitess.real.test_oracle import COLUMNS, TABLES, TYPES
-from invalidator.stream.refresh_request import RefreshRequest
+from invalidator.stream.query import RefreshRequest
 
 SHARDS: Final = ("-80", "80-")
 REPLACE: Final = "INSERT INTO goods (kind, name, v) VALUES (%s, %s, %s) ON DUPLICATE KEY UPDATE v = VALUES(v)"

@@ -15,7 +15,7 @@ from freshness.stream.source import RowChange
 from integration.servers.vitess import Vitess
 from integration.vitess.real.deployment import TABLE, VSCHEMA
 from integration.vitess.real.following import ARRIVES_SECONDS, RETRY_SECONDS, Follower, Inserts, executed
-from invalidator.vstream.journal import ShardsMoved
+from invalidator.vstream.reader import ShardsMoved
 from invalidator.vstream.source import VStream
 
 KEYS = {"customers": ("customer_id",)}

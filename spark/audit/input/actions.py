@@ -75,16 +75,8 @@ class RowStep:
 # -- changes ---------------------------------------------------------------------------------------------
 
 _OF_CHANGE: Final = (
-    "lineage",
-    "ordinal",
-    "row",
-    "op",
-    "items",
-    "row_items",
-    "timestamp_us",
-    "received_us",
-    "before_digest",
-    "after_digest",
+    *("lineage", "ordinal", "row", "op", "items", "row_items", "timestamp_us", "received_us"),
+    *("before_digest", "after_digest"),
 )
 _TAKEN: Final = ("ordinal", "row", "timestamp_us", "received_us", "before_digest", "after_digest")
 _OBJECT: Final = "^(?P<object>[^:]*:[^:]*):"
@@ -207,22 +199,9 @@ def _make_nothing(kind: pyarrow.DataType, count: int) -> pyarrow.Array:
 # -- actions ---------------------------------------------------------------------------------------------
 
 _OF_ACTION: Final = (
-    "client",
-    "sequence",
-    "action",
-    "outcome",
-    "object",
-    "tables",
-    "item",
-    "node",
+    *("client", "sequence", "action", "outcome", "object", "tables", "item", "node"),
     *STAMP_COLUMNS,
-    "digest",
-    "is_absent",
-    "version",
-    "observed",
-    "begin_us",
-    "end_us",
-    "count",
+    *("digest", "is_absent", "version", "observed", "begin_us", "end_us", "count"),
 )
 
 

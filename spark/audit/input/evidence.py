@@ -266,31 +266,12 @@ def _tell_evidence(evidence: Evidence, names: Names, records: Mapping[Key, Histo
 
 _ACTION_KEYS: Final = ("client", "sequence")
 _ACTION_FIELDS: Final = (
-    "item",
-    "action",
-    "outcome",
-    "node",
-    "lineages",
-    "epochs",
-    "positions",
-    "floors",
-    "is_absent",
-    "version",
-    "observed",
-    "begin_us",
-    "end_us",
-    "digest",
+    *("item", "action", "outcome", "node", "lineages", "epochs", "positions", "floors"),
+    *("is_absent", "version", "observed", "begin_us", "end_us", "digest"),
 )
 _CHANGE_KEYS: Final = ("lineage", "ordinal", "row")
 _CHANGE_FIELDS: Final = (
-    "items",
-    "gtid",
-    "timestamp_us",
-    "received_us",
-    "op",
-    "table",
-    "key",
-    "before_digest",
+    *("items", "gtid", "timestamp_us", "received_us", "op", "table", "key", "before_digest"),
     "after_digest",
 )
 _RECORD: Final = pyarrow.schema(

@@ -96,7 +96,7 @@ class StampBook:
 
     @classmethod
     def of(cls, values: pyarrow.BinaryArray) -> StampBook:
-        """Values as `pack_stamps` makes them. Nearly all are of one stamp with at most one extra."""
+        """Values as `unpack_stamps` reads them. Nearly all are of one stamp with at most one extra."""
         bounds = numpy.frombuffer(values.buffers()[1], numpy.int32, len(values) + 1, values.offset * 4)
         data = values.buffers()[2]
         lengths = numpy.diff(bounds)

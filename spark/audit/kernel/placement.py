@@ -460,7 +460,7 @@ _WORDS: Final = STAMP.itemsize // 8
 
 
 def _pack(stamps: NDArray[Any], counts: Integers, extras: Integers) -> pyarrow.BinaryArray:
-    """As `spark.audit.model.row.pack_stamps`, for rows with these numbers of stamps. Written in words of 8 bytes."""
+    """For `spark.audit.model.row.unpack_stamps`: rows with these numbers of stamps, in words of 8 bytes."""
     of = stamps["extras"].astype(numpy.int64)
     starts = to_starts(_WORDS + of)
     heads = stamps.view(numpy.int64).reshape(-1, _WORDS)

@@ -9,7 +9,6 @@ Plain Python.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -109,7 +108,7 @@ class ReplayRow(NamedTuple):
 
 
 _STAMP: Final = struct.Struct("<qqqiI")
-_EXTRA: Final = struct.Struct("<q")
+"""Lineage, life, prefix, flags, and the number of extras, which follow."""
 
 
 class PlacedStamp(NamedTuple):
@@ -118,14 +117,6 @@ class PlacedStamp(NamedTuple):
     lineage: int
     life: int
     place: Place
-
-
-def pack_stamps(stamps: Iterable[PlacedStamp]) -> bytes:
-    parts = []
-    for lineage, life, (prefix, extras, flags) in stamps:
-        parts.append(_STAMP.pack(lineage, life, prefix, flags, len(extras)))
-        parts.extend(map(_EXTRA.pack, extras))
-    return b"".join(parts)
 
 
 @lru_cache(65536)

@@ -1,7 +1,8 @@
-"""Where tables of all audits are kept: folders of Parquet files, Delta tables, or tables of an Iceberg catalog.
+"""Tables of all audits, for trends: folders of Parquet files, Delta tables, or tables of an Iceberg catalog.
 
-Each table has a column ``day``, by which it is divided, and rows of audits (``as_of_us``). An audit that is
-added again takes the place of its previous rows, at once for readers. Called by `spark.audit.report.trend`.
+Each table has a column ``day``, by which it is divided, so that a query over days reads those days alone, and rows of
+audits (``as_of_us``). An audit that is added again takes the place of its previous rows, at once for readers. Called
+by the audit's main.
 """
 
 from __future__ import annotations
@@ -9,15 +10,58 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow
 from pyarrow import parquet
 
 from freshness.errors import ConfigError, missing_package
+from spark.audit.model.schema import VIOLATION
+from spark.audit.report.summary import WITHIN_SECONDS, Summary
 from spark.folder import Folder, open_folder, open_local, require_writable
+
+NINES: Final = pyarrow.schema(
+    [
+        ("as_of_us", pyarrow.int64()),
+        ("exit_code", pyarrow.int32()),
+        ("dimension", pyarrow.string()),
+        ("name", pyarrow.string()),
+        ("hits", pyarrow.int64()),
+        ("unknown", pyarrow.int64()),
+        *((f"within_{seconds}_seconds", pyarrow.int64()) for seconds in WITHIN_SECONDS),
+    ]
+)
+"""Hits of a group, and how many of them were at most so far out of date: `spark.audit.report.summary.Nines`."""
+VIOLATIONS: Final = pyarrow.schema([("as_of_us", pyarrow.int64()), *VIOLATION])
+"""``as_of_us``: which audit found it."""
+
+
+def append_audit(summary: Summary, violations: pyarrow.Table, tables: TrendTables) -> None:
+    """Add an audit to the tables. Its rows are in the day of its end (UTC). An audit with the same end replaces
+    the previous one."""
+    day = datetime.fromtimestamp(summary.as_of_us / 1e6, UTC).date()
+    found = [{"as_of_us": summary.as_of_us, **row} for row in violations.to_pylist()]
+    for name, rows, schema in (("violations", found, VIOLATIONS), ("nines", _list_nines(summary), NINES)):
+        table = pyarrow.Table.from_pylist(rows, schema)
+        tables.replace(name, table, day, summary.as_of_us)
+
+
+def _list_nines(summary: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "as_of_us": summary.as_of_us,
+            "exit_code": summary.exit_code,
+            "dimension": each.dimension,
+            "name": each.name,
+            "hits": each.hits,
+            "unknown": each.unknown,
+            **{f"within_{seconds}_seconds": share.count for seconds, share in each.within.items()},
+        }
+        for each in summary.nines
+    ]
+
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

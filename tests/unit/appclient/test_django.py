@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appclient import ConfigError
-from appclient.django.options import read_options
+from appclient.django.apps import read_options
 from appclient.django.place import find_places
 from appclient.django.session import is_special, may_write, note_statement, watch
 from freshness.config.config import load_config

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from freshness.errors import ConfigError, missing_package
-from integration.configuration import write_config
 
 HIDDEN = "import runpy, sys; package, module, *arguments = sys.argv[1:]; sys.modules[package] = None\n"
 PROGRAM = (
@@ -52,10 +51,9 @@ def assert_one_line(ran: subprocess.CompletedProcess[str], package: str, extra: 
     ("module", "package"),
     [
         ("invalidator.cli", "typer"),
-        *((f"spark.{job}", "pyspark") for job in ("live", "sink", "copy", "archive", "table_at")),
+        *((f"spark.{job}", "pyspark") for job in ("sink", "copy", "archive", "table_at")),
         ("spark.audit", "rich"),
         ("spark.audit", "xxhash"),
-        ("spark.live", "pymysql"),
         ("spark.sink", "pymysql"),
         ("spark.copy", "pyarrow"),
         ("spark.archive", "pyarrow"),
@@ -64,18 +62,6 @@ def assert_one_line(ran: subprocess.CompletedProcess[str], package: str, extra: 
 def test_a_program_without_a_package(module: str, package: str) -> None:
     extra = "spark" if module.startswith("spark") else "invalidator"
     assert_one_line(run_without(package, module, "--help"), package, extra)
-
-
-@pytest.mark.parametrize(
-    ("backend", "package", "extra"), [("memcached", "pymemcache", "spark"), ("redis", "redis", "redis")]
-)
-def test_the_live_audit_without_the_client_of_its_nodes(
-    backend: str, package: str, extra: str, tmp_path: Path
-) -> None:
-    path = write_config(
-        tmp_path, "mysql", "mysql://app@127.0.0.1:1/shop", ["127.0.0.1:2"], cache={"backend": backend}
-    )
-    assert_one_line(run_without(package, "spark.live", "--config", str(path)), package, extra)
 
 
 def test_the_audit_needs_spark_only_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from freshness.errors import SourceUnavailable
 from freshness.position import MariadbPosition, MysqlGtidSet
 from freshness.stream.source import Transaction
 from invalidator.mailbox import Mailbox, QueueBounds, measure
-from invalidator.vstream.journal import ShardsMoved
+from invalidator.vstream.reader import ShardsMoved
 
 JOIN_SECONDS = 30.0
 

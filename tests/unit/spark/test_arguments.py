@@ -9,7 +9,6 @@ import pytest
 from spark.archive.__main__ import main as archive
 from spark.audit.__main__ import main as audit
 from spark.copy.__main__ import main as copy
-from spark.live.__main__ import main as live
 from spark.sink.__main__ import main as sink
 from spark.table_at.__main__ import main as table_at
 
@@ -23,7 +22,6 @@ USAGE = 2
         (audit, ["--archive", "a", "--history", "h", "--report", "r", "--save-state", ""], "save-state"),
         (audit, ["--archive", "a", "--history", "h", "--report", ""], "report"),
         (copy, ["--out", " ", "--archive", "a"], "out"),
-        (live, ["--config", ""], "config"),
         (table_at, ["--archive", "a", "--copy", "c", "--table", "t", "--at", "", "--out", "o"], "at"),
         (sink, ["--checkpoint", "c", "--url", "u", "--token-file", ""], "token-file"),
     ],

@@ -6,16 +6,11 @@ from typing import Any, Final, get_type_hints
 
 import pyarrow
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from freshness.comparison.comparison import EntryVerdict
-from freshness.comparison.entry import NodeEntry
-from freshness.comparison.repair import Condemned, Repair
 from spark.audit.input.heads import ISLAND, Island
 from spark.audit.model import schema as audit_schema
 from spark.audit.model.finding import Finding, PendingChange, Reference, TallyRow
 from spark.audit.model.row import ReplayRow
-from spark.live.job import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [
     (ReplayRow, audit_schema.REPLAY),
@@ -24,10 +19,6 @@ ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [
     (PendingChange, audit_schema.PENDING),
     (TallyRow, audit_schema.TALLY),
     (Island, ISLAND),
-    (NodeEntry, to_arrow_schema(ENTRY)),
-    (EntryVerdict, to_arrow_schema(VERDICT)),
-    (Condemned, to_arrow_schema(CONDEMNED)),
-    (Repair, to_arrow_schema(REPAIR)),
 ]
 PLAIN: Final[dict[str, object]] = {"string": str, "int64": int, "int32": int, "bool": bool, "binary": bytes}
 

@@ -13,11 +13,10 @@ from freshness.algorithm.envelope import (
     Stamp,
     record_key,
 )
-from freshness.algorithm.request import Add, Delete, Reply, Request, Stored
+from freshness.algorithm.request import Add, Delete, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ObjectPolicy
-from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict
-from freshness.comparison.entry import NodeEntry, read_batch
-from freshness.comparison.repair import Condemned, Repair, repair
+from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict, give_up, repair
+from freshness.comparison.entry import NodeEntry, judge, read_items
 from freshness.comparison.scope import ComparisonScope, PrimaryAddress
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
@@ -34,6 +33,7 @@ NODE: Final = "127.0.0.1:11211"
 LINEAGE: Final = "shop/-"
 LIFE: Final = b"LIFELIFE"
 RING: Final = 7
+LOOKS_MAX: Final = 6
 
 
 def at(sequence: int) -> Position:
@@ -109,33 +109,48 @@ class World:
         self.put(f"shop:{name}:{key}".encode(), filled.encode())
 
     def read(self, *items: str) -> list[NodeEntry]:
-        names = items or ("shop:customer:1",)
-        return list(read_batch(SCOPE, self.node, [name.encode() for name in names]))
+        return self.read_scope(SCOPE, *(items or ("shop:customer:1",)))
+
+    def read_scope(self, scope: ComparisonScope, *items: str) -> list[NodeEntry]:
+        """The entries that are there."""
+        names = [name.encode() for name in items]
+        records, replies = read_items(scope, self.node, names)
+        return [
+            judge(scope, self.node, item, reply.value, records)
+            for item, reply in zip(names, replies, strict=True)
+            if isinstance(reply, Item)
+        ]
 
     def compare(self) -> EntryVerdict:
         [verdict] = self.compare_all(self.read())
         return verdict
 
-    def compare_all(self, *batches: list[NodeEntry]) -> list[EntryVerdict]:
-        comparison = Comparison(
-            SCOPE, lambda _: self.node, lambda _: self, self._wait, find_replicas=lambda _: self.replicas
-        )
-        return list(comparison.compare(batches))
+    def compare_all(self, entries: list[NodeEntry]) -> list[EntryVerdict]:
+        comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self, lambda _: self.replicas)
+        return self.run(comparison, entries)
 
-    def condemn(self) -> Condemned:
+    def run(self, comparison: Comparison, entries: list[NodeEntry]) -> list[EntryVerdict]:
+        """The steps of the prober, with a wait before each look."""
+        verdicts, suspects = comparison.compare_once(entries)
+        unknown, left = comparison.read_heads(suspects)
+        verdicts += unknown
+        for _ in range(LOOKS_MAX):
+            if left:
+                self.waits += 1
+                if self.while_waiting:
+                    self.while_waiting.pop(0)()
+                decided, left = comparison.look(left)
+                verdicts += decided
+        return [*verdicts, *map(give_up, left)]
+
+    def condemn(self) -> NodeEntry:
         """The poisoned entry of the first key."""
         found = self.compare()
         assert found.verdict == POISONED
-        assert found.item is not None
-        return Condemned(found.node, found.item, found.entry_digest, found.lineages)
+        return found.entry
 
-    def repair(self, condemned: Condemned) -> Repair:
+    def repair(self, condemned: NodeEntry) -> str:
         return repair(SCOPE, lambda _: self.node, condemned)
-
-    def _wait(self, _: float) -> None:
-        self.waits += 1
-        if self.while_waiting:
-            self.while_waiting.pop(0)()
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
@@ -234,7 +249,5 @@ class ShardedWorld(World):
         self.put(f"shop:{name}:{str(key).lower()}".encode(), filled.encode())
 
     def judge(self, *items: str) -> list[EntryVerdict]:
-        names = items or ("shop:customer:200",)
-        entries = list(read_batch(self.scope, self.node, [name.encode() for name in names]))
-        found = Comparison(self.scope, lambda _: self.node, self.primaries.__getitem__, self._wait)
-        return list(found.compare([entries]))
+        entries = self.read_scope(self.scope, *(items or ("shop:customer:200",)))
+        return self.run(Comparison(self.scope, lambda _: self.node, self.primaries.__getitem__), entries)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
+from docs.generate import describe_settings
 from freshness.config.access import (
     NodeAccess,
     NodeLogin,
@@ -20,7 +21,7 @@ from freshness.config.access import (
     PasswordVariable,
     Tls,
 )
-from freshness.config.config import Config, describe_settings, load_config
+from freshness.config.config import Config, load_config
 from freshness.config.keyspace import SkippedTransaction
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from freshness.database.sharding import FUNCTIONS, keyspace_id
+from freshness.database.sharding import FUNCTIONS, keyspace_id, weigh_loosely
 from freshness.errors import ConfigError, FormatError
-from freshness.keys.weights import weigh_loosely
 
 TEST_MD5 = "0b5e dbb4 01fd 7524 3936 9049 1d64 f1f5"
 TEST_XX = "42d2 1361 087a 4c07"

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from freshness.errors import NodeUnavailable, NodeUnsuitable
-from freshness.nodes.metadump import BUSY_RETRIES_MAX, find_entry_key, open_dump
+from freshness.nodes.listing import BUSY_RETRIES_MAX, find_entry_key, open_dump
 
 NODE: Final = "127.0.0.1:11211"
 

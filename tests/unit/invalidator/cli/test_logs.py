@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from freshness.errors import SourceUnavailable
-from invalidator.cli.logs import FORMATTERS, JsonFormatter
+from invalidator.cli.run import FORMATTERS, JsonFormatter
 
 ERROR = SourceUnavailable("no server answers", hint="is it up?")
 

@@ -39,8 +39,7 @@ from invalidator.process.app import Invalidator
 from invalidator.stream.json_lines import LineReader
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
-from invalidator.stream.query import StreamQuery
-from invalidator.stream.refresh_request import RefreshRequest
+from invalidator.stream.query import RefreshRequest, StreamQuery
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, message, start, token
 
 BOUND_SECONDS = 30.0

@@ -23,13 +23,13 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Add, Head
-from freshness.config.archive import ArchiveConfig, HistoryConfig
 from freshness.config.cache import CacheConfig
 from freshness.config.config import Config
 from freshness.config.http import HttpConfig
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
+from freshness.config.stream import ArchiveConfig, HistoryConfig
 from freshness.config.stream import StreamConfig as Stream
 from freshness.database.schema import keyspace_id
 from freshness.errors import HistoryPurged, SourceUnavailable

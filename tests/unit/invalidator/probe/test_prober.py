@@ -12,6 +12,7 @@ from freshness.algorithm.request import Delete, Get, Item
 from freshness.comparison.comparison import Comparison
 from invalidator.probe import prober as probing
 from invalidator.probe.prober import ProbePlan, Prober
+from invalidator.probe.report import NO_ANSWER, ProbeSummary
 from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 from tests.unit.freshness.comparison.world import LINEAGE, OLD, SCOPE, MeddledNode, World, at
 
@@ -158,6 +159,16 @@ def test_a_sweep_takes_lag_for_no_loss(bench: Bench) -> None:
     assert bench.found() == {(SWEEP, "unknown"): 1}
     [error] = bench.tally.errors
     assert "0-1-11" in error
+
+
+def test_an_entry_that_goes_while_a_sweep_looks_at_it_proves_nothing(bench: Bench) -> None:
+    """It differed, and its invalidation came: it was not seen to be right (F120)."""
+    bench.world.fill(OLD)
+    bench.prober.compare_now([KEY])
+    bench.world.node.perform([Delete(KEY)])
+    bench.wait_until(10)
+    assert bench.found() == {(SWEEP, "absent"): 1}
+    assert ProbeSummary.of(bench.tally).exit_code == NO_ANSWER
 
 
 def test_a_suspect_is_not_followed_for_ever(bench: Bench) -> None:

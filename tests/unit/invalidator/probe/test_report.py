@@ -11,13 +11,14 @@ from prometheus_client import generate_latest
 from rich.console import Console
 
 from freshness.comparison.comparison import POISONED, EntryVerdict
+from freshness.comparison.entry import LIVE, NodeEntry
 from freshness.errors import ConfigError
 from freshness.exposition import serving
 from integration.harness import call_cli
 from integration.servers.process import find_free_port
 from invalidator.probe.metrics import ProbeMetrics
+from invalidator.probe.prober import Budget, Schedule
 from invalidator.probe.report import ProbeSummary, print_summary
-from invalidator.probe.schedule import Budget, Schedule
 from invalidator.probe.tally import SWEEP, ProbeTally, count_nines, lower_bound
 
 # -- schedule and rate -----------------------------------------------------------------------------------
@@ -96,9 +97,8 @@ def tally_of(**verdicts: int) -> ProbeTally:
 
 
 def lose(tally: ProbeTally) -> ProbeTally:
-    verdict = EntryVerdict(
-        "127.0.0.1:1", b"shop:c:[red]1", "customer", "live", POISONED, cached="'old'", primary="'new'"
-    )
+    entry = NodeEntry("127.0.0.1:1", b"shop:c:[red]1", "customer", b"", LIVE)
+    verdict = EntryVerdict(entry, POISONED, cached="'old'", primary="'new'")
     tally.findings[b"shop:c:[red]1", "digest"] = verdict
     tally.losses["customer"] = 1
     return tally

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from freshness.errors import StreamStopped
-from invalidator.process.garbage import NEW_OBJECTS_MIN, seldom_collected
+from invalidator.process.app import NEW_OBJECTS_MIN, seldom_collected
 
 
 def test_garbage_is_looked_for_as_before_when_the_invalidator_has_ended() -> None:

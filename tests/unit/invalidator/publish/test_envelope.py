@@ -16,8 +16,15 @@ from freshness.position import MariadbPosition, MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from freshness.stream.source import UNREADABLE, RowChange, Shape, Transaction
 from invalidator.binlog.rows.layout import Layout
-from invalidator.publish.debezium_value import UNAVAILABLE, to_debezium, to_debezium_row
-from invalidator.publish.envelope import NEW_KEY, OLD_KEY, EnvelopeRecords, find_server_id
+from invalidator.publish.envelope import (
+    NEW_KEY,
+    OLD_KEY,
+    UNAVAILABLE,
+    EnvelopeRecords,
+    find_server_id,
+    to_debezium,
+    to_debezium_row,
+)
 from invalidator.publish.record import LineRecords, Record, RecordWriter, Topics
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.layout_book import LayoutBook

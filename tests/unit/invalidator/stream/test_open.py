@@ -17,7 +17,7 @@ from freshness.objects.keyfinder import KeyFinder
 from invalidator.http.topology import describe_topology
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.open import OpenedStream, find_keys, find_skips
-from invalidator.stream.refresh_request import RefreshRequest
+from invalidator.stream.query import RefreshRequest
 from invalidator.stream.update_stream import UpdateStream
 
 CONFIG = """

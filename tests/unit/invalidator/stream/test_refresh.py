@@ -25,8 +25,8 @@ from invalidator.stream.chunk import Chunk, ReadRow
 from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.feed import ShardStatus
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.query import RefreshRequest
 from invalidator.stream.refresh import RefreshedStream
-from invalidator.stream.refresh_request import RefreshRequest
 from invalidator.stream.row_filter import RowFilter
 from invalidator.stream.start import plan_start
 

@@ -19,7 +19,7 @@ from freshness.errors import (
 )
 from freshness.position import MysqlGtidSet
 from invalidator.vstream.error import translated
-from invalidator.vstream.journal import ShardsMoved
+from invalidator.vstream.reader import ShardsMoved
 
 REPLICA = VtgateAddress("h", "ks", user="u", password="geheim")
 PRIMARY = VtgateAddress("h", "ks", tablet_type="primary")

@@ -8,7 +8,7 @@ import pytest
 
 from freshness.stream.schema import TableColumn
 from integration.servers.vtgate import column
-from invalidator.vstream.schema import describe_fields
+from invalidator.vstream.row import describe_fields
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 
 from spark.audit.kernel.placement import lacks
 from spark.audit.model.row import BELOW_FLOOR, PlacedStamp
@@ -29,6 +30,14 @@ def read_stamps(
         if lineage is not None and at < len(floors) and lacks(lineage.flavor, positions[at], floors[at]):
             flags = BELOW_FLOOR
     return stamps, flags
+
+
+def pack_stamps(stamps: Iterable[PlacedStamp]) -> bytes:
+    """The reverse of `unpack_stamps`."""
+    parts = []
+    for lineage, life, (prefix, extras, flags) in stamps:
+        parts.append(struct.pack(f"<qqqiI{len(extras)}q", lineage, life, prefix, flags, len(extras), *extras))
+    return b"".join(parts)
 
 
 def _place(lineage: Lineage, epoch: str, position: str) -> Place:

@@ -28,7 +28,6 @@ from spark.audit.model.row import (
     UNANSWERED,
     PlacedStamp,
     ReplayRow,
-    pack_stamps,
 )
 from spark.audit.model.timeline import (
     BEFORE_ARCHIVE,
@@ -43,6 +42,7 @@ from spark.audit.model.timeline import (
 )
 from spark.audit.model.verdict import POISONED_FILL
 from tests.unit.spark.audit.both import judge_both, to_table
+from tests.unit.spark.audit.stamps import pack_stamps
 
 SECOND: Final = 1_000_000
 RULES: Final = Rules(

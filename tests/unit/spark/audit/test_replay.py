@@ -33,11 +33,11 @@ from spark.audit.model.row import (
     UNANSWERED,
     PlacedStamp,
     ReplayRow,
-    pack_stamps,
 )
 from spark.audit.model.timeline import NEVER, Lineage, Place, Run, build_chains, find_holes
 from spark.audit.report.summary import Share
 from tests.unit.spark.audit.both import judge_both, to_table
+from tests.unit.spark.audit.stamps import pack_stamps
 
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 OTHER: Final = "4e11fa47-71ca-11e1-9e33-c80aa9429562"

@@ -18,8 +18,14 @@ from freshness.errors import ConfigError
 from spark.audit import __main__ as command
 from spark.audit.model.schema import VIOLATION
 from spark.audit.report.summary import Nines, Share, Summary
-from spark.audit.report.trend import NINES, VIOLATIONS, append_audit
-from spark.audit.report.trend_table import IcebergTables, TrendTables, open_tables
+from spark.audit.report.trend_table import (
+    NINES,
+    VIOLATIONS,
+    IcebergTables,
+    TrendTables,
+    append_audit,
+    open_tables,
+)
 from tests.simulation.recorded import write_rows
 from tests.unit.spark.audit.test_evidence import ACTION, change
 from tests.unit.spark.audit.test_page import summary_of

@@ -1,1 +1,0 @@
-"""The audit of what cache nodes hold now, against the primaries. ``freshness-spark live``."""
