@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
+from weakref import WeakSet
 
 from appclient.connection.own_pool import BorrowingPool, OwnPool
 from appclient.connection.pool import Pool, nested_reads
@@ -23,7 +24,7 @@ from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import ReadServer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, connect, translated
+from freshness.database.connection import Connection, connect, reset_session, translated
 from freshness.database.session import set_up_sql
 from freshness.errors import (
     ConnectionsExhausted,
@@ -84,6 +85,8 @@ class ShardServers:
         self._flavor, self._shard, self._access = flavor, shard, access
         self._choice = ServerChoice(shard.replicas, shard.primary, access.zone, access.clock)
         self._pools = {address: self._open_pool(address) for address in self._choice.servers}
+        self._used: WeakSet[Connection] = WeakSet()
+        """The connections that a query without a snapshot has had since they were set up."""
 
     def _open_pool(self, address: ServerAddress) -> Pool[Connection]:
         access = self._access
@@ -226,6 +229,12 @@ class ShardServers:
         """Prepare a new session."""
         with connection.cursor() as cursor:
             cursor.execute(set_up_sql(self._flavor, self._access.timeout_seconds, address.database))
+
+    def _renew(self, connection: Connection, address: ServerAddress) -> None:
+        """End a transaction, and whatever a stored function or a view has left in the session."""
+        reset_session(connection)
+        self._set_up(connection, address)
+        self._used.discard(connection)
 
     def is_own(self, address: ServerAddress) -> bool:
         """Whether the connections to this server are the library's own."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 import pymysql
 
@@ -50,7 +49,7 @@ from appclient.database.servers import DEFAULTS, IS_LAST, ServerAccess, ShardSer
 from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, executed_position, reset_session
+from freshness.database.connection import Connection, executed_position
 from freshness.database.session import NAME_IN_SESSION
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position, parse_position
@@ -86,8 +85,6 @@ class ShardDatabase(ShardServers):
         self.lineage = shard.lineage
         self._wait_seconds = min(access.wait_seconds, access.timeout_seconds * WAIT_SHARE)
         self._epoch: tuple[int, float] | None = None
-        self._used: WeakSet[Connection] = WeakSet()
-        """The connections that a query without a snapshot has had since they were set up."""
 
     def query(
         self,
@@ -124,12 +121,6 @@ class ShardDatabase(ShardServers):
         elif self.is_own(address):
             self._used.add(connection)
         return rows
-
-    def _renew(self, connection: Connection, address: ServerAddress) -> None:
-        """End a transaction, and whatever a stored function or a view has left in the session."""
-        reset_session(connection)
-        self._set_up(connection, address)
-        self._used.discard(connection)
 
     def snapshot(
         self,

@@ -58,6 +58,7 @@ class Lookups:
         self.loaders: dict[str, ObjectLoader] = {}
         self._functions: dict[str, LoaderFunction] = {}
         self._defining = threading.Lock()
+        self._kept = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make)
         for keyspace in config.keyspaces:
             try:
                 self._define(config, keyspace)

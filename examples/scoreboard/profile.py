@@ -1,4 +1,4 @@
-"""Where the processor time of a page goes: an application's pages in one process, by the part whose code runs.
+"""The processor time of an application's pages, in one process, by the part whose code runs.
 
 ``python -m examples.scoreboard.profile`` writes the table of docs/performance.md, a line for each shop and cache. The
 time is that of the process without a profiler; the parts are their shares of cProfile's time, which makes calls
