@@ -198,7 +198,7 @@ def _has_equality(value: Any) -> bool:
 
 
 def end_by_deleting(test: Any) -> None:
-    """In the place of a rollback. What a migration filled stays, as after a rollback."""
+    """In the place of a rollback. The tables of `KEPT` stay as they are."""
     for alias in test._databases_names(include_mirrors=False):
         connection = connections[alias]
         there = connection.introspection.django_table_names(only_existing=True, include_views=False)

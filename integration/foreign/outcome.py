@@ -43,8 +43,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """``parts``: what is run of a suite; each is one name or several, in one process. ``meant``: by test that is to
-    fail with the adapter, how its failure begins."""
+    """``parts``: parts of a suite that are run; each is one name or several, in one process. ``meant``: beginning of
+    the failure, by test that is meant to fail with the adapter."""
 
     parts: Sequence[str]
     meant: Mapping[str, re.Pattern[str]]
