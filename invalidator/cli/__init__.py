@@ -1,4 +1,4 @@
-"""The command line of the invalidator. One file for each verb; the work is done elsewhere.
+"""The command line of the invalidator. A file for each verb, or for two about keys; the work is done elsewhere.
 
 A mistake of the user's ends with one line and the exit code of its error, never with a traceback (exit codes:
 0 ok, 1 bug, 2 usage or configuration, 3 upstream unavailable, 4 an operator is needed). The answer goes to stdout,
@@ -20,8 +20,7 @@ with required_packages("invalidator", "invalidator"):
         check,
         compare,
         completion,
-        inspect,
-        invalidate,
+        keys,
         probe,
         publish,
         record,
@@ -44,8 +43,8 @@ for verb in (
     run.run,
     check.check,
     status.status,
-    inspect.inspect_key,
-    invalidate.invalidate,
+    keys.inspect_key,
+    keys.invalidate,
     probe.probe,
     stream.stream,
     schema.schema,
