@@ -169,11 +169,11 @@ class SimulatedSession(Session):
         world = self._world
         if kind == "set":
             return self._server
-        if kind == "rollback":
+        if kind == "reset":
             self._last, self._is_in_transaction = kind, False
             return self._server
         self._turns.pause()
-        was_idle = kind in ("token", "start") and self._last in ("rows", "rollback")
+        was_idle = kind in ("token", "start") and self._last in ("rows", "reset")
         self._last = kind
         if was_idle and world.random.random() < CLOSED_SHARE:
             raise pymysql.err.OperationalError(2006, "server has gone away")
