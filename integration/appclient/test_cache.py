@@ -374,6 +374,14 @@ class Split:
     def cursor(self, kind: Any = None) -> Any:
         return SplitCursor(self._primary.cursor(kind), self._replica.cursor(kind))
 
+    def _execute_command(self, *command: Any) -> None:
+        for each in (self._primary, self._replica):
+            each._execute_command(*command)
+
+    def _read_ok_packet(self) -> None:
+        for each in (self._primary, self._replica):
+            each._read_ok_packet()
+
 
 class SplitCursor:
     def __init__(self, primary: Any, replica: Any) -> None:
