@@ -602,12 +602,10 @@ def test_nothing_is_found_where_redis_is_right(mariadb_system: System) -> None:
         assert mariadb_system.check(nodes=[node.address], cache={"backend": "redis"}) == []
 
 
-@case(Rule.REDIS_INFO, flavors=MARIADB)
+@case(Rule.NODE_RIGHT, flavors=MARIADB)
 def a_user_that_may_not_ask_info(system: System) -> Iterator[Mapping[str, Any]]:
-    with Redis(options=RIGHT_REDIS) as node:
-        with closing(RedisClient(port=node.port)) as client:
-            client.acl_setuser("default", enabled=True, nopass=True, commands=["-info"])
-        yield {"nodes": [node.address], "cache": {"backend": "redis"}}
+    with redis_with_user(RIGHTS.replace("+info ", "")) as options:
+        yield options
 
 
 @case(Rule.NODE_RIGHT, flavors=MARIADB)

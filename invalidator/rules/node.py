@@ -98,8 +98,6 @@ def _check_redis(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iterator
     for name, (sign, meaning) in _SERVICES.items():
         if node.text("INFO", sign):
             yield node.find(Rule.OTHER_CACHE, f"it is {name}: {meaning}")
-    if not node.told.get("INFO"):
-        yield node.find(Rule.REDIS_INFO, "its user may not ask INFO")
     if node.text("INFO", "role") not in ("", "master"):
         yield node.find(Rule.REDIS_REPLICA, "it is a replica, which takes no writes")
     if node.text("INFO", "cluster_enabled") == "1":

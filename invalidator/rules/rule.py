@@ -423,12 +423,6 @@ class Rule(Enum):
         "a Redis node is part of a cluster, which refuses the keys of other members",
         "use servers of their own: the cache places keys itself",
     )
-    REDIS_INFO = (
-        "error",
-        "F115",
-        "the user of a Redis node may not ask INFO, which says what a node record is bound to",
-        "grant it with ACL SETUSER: +info",
-    )
     NODE_RIGHT = (
         "error",
         "F115",
