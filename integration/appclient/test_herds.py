@@ -16,6 +16,8 @@ from typing import Any, Final
 import pytest
 
 from appclient import AsyncCache, Cache, LoaderConnection
+from appclient.reading import flights
+from freshness.algorithm.lookup import Loaded
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
@@ -23,6 +25,7 @@ from integration.harness import (
     System,
     running_system,
     wait_for_hits,
+    wait_until,
 )
 from integration.servers import Pair
 
@@ -31,28 +34,38 @@ PROCESSES: Final = 8
 LOAD_SECONDS: Final = 0.5
 """Longer than readers wait for another one's fill: those of a process share a load."""
 
+PATIENCE_SECONDS: Final = 120.0
+"""Limit of the time until all readers of a process have asked, and of their wait for the load of another one."""
+
 SHORT_LOAD_SECONDS: Final = 0.1
 PATIENT: Final = "fill_wait_ms = 9000"
 """Processes wait for the fill, however busy the machine is."""
 
 
 class Counted:
-    """A loader that says in a file when it ran, for whatever process."""
+    """A loader that says in a file when it ran, for whatever process. It ends once ``expected`` readers of its own
+    process have asked for the value, of which ``asked`` have."""
 
     def __init__(self, path: Path, seconds: float = LOAD_SECONDS) -> None:
         self.path, self.seconds = path, seconds
+        self.asked, self.expected = 0, 0
 
-    def reset(self) -> None:
+    def reset(self, expected: int = 0) -> None:
         self.path.write_bytes(b"")
+        self.asked, self.expected = 0, expected
 
     def load(self, database: LoaderConnection, customer_id: int) -> Any:
         self._note()
         time.sleep(self.seconds)
+        wait_until(lambda: self.asked >= self.expected, "all readers have asked", seconds=PATIENCE_SECONDS)
         return database.query_one("SELECT * FROM customers WHERE id = %s", (customer_id,))
 
     async def load_on_loop(self, database: Any, customer_id: int) -> Any:
         self._note()
         await asyncio.sleep(self.seconds)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.asked < self.expected:
+                await asyncio.sleep(0.01)
         return await database.query_one("SELECT * FROM customers WHERE id = %s", (customer_id,))
 
     def _note(self) -> None:
@@ -72,27 +85,36 @@ def system(mariadb_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("herds")
     tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
     # Nobody shares a load while no lease runs: one that does not lapse on a busy machine
-    cache = {"lease_seconds": 90, "max_staleness_seconds": 300}
+    cache = {"lease_seconds": 90, "max_staleness_seconds": 300, "connections_max": 2 * READERS}
     objects = CUSTOMER + PROFILE
     with running_system(mariadb_pair, folder, tables=tables, objects=objects, cache=cache) as running:
         yield running
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> Counted:
-    counted = Counted(tmp_path / "loads")
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted, load, lock = Counted(tmp_path / "loads"), flights.Flights.load, threading.Lock()
     counted.reset()
+
+    def count_and_load(self: flights.Flights, *arguments: Any) -> list[Loaded]:
+        with lock:
+            counted.asked += 1
+        return load(self, *arguments)
+
+    monkeypatch.setattr(flights.Flights, "load", count_and_load)
+    monkeypatch.setattr(flights, "WAIT_SECONDS", PATIENCE_SECONDS)
     return counted
 
 
 def invalidate(system: System, cache: Cache, key: int, counted: Counted) -> int:
     """Make the key one that was filled and is gone. Returns the value that it has from now on."""
+    counted.reset()
     system.execute("INSERT IGNORE INTO customers VALUES (%s, 'n', 0)", key)
     system.settle()
     wait_for_hits(cache, "profile", [key], system.describe)
     system.execute("UPDATE customers SET v = v + 1 WHERE id = %s", key)
     system.settle()
-    counted.reset()
+    counted.reset(READERS)
     [(value,)] = system.execute("SELECT v FROM customers WHERE id = %s", key)
     return int(value)
 
