@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import pytest
@@ -224,6 +225,7 @@ class Deployment:
     topology: int = 0
     column: str = "customer_id"
     objects: str = OBJECTS
+    cache: Mapping[str, Any] = field(default_factory=dict)
     config: Config = field(init=False)
 
     @property
@@ -252,7 +254,7 @@ class Deployment:
             column=self.column,
             topology=self.topology,
             objects=self.objects + self.sections,
-            cache=CACHE,
+            cache={**CACHE, **self.cache},
             stream=self.stream,
         )
         self.config = load_config(path)
@@ -357,12 +359,15 @@ def deployment(
     replicas: int = 1,
     tables: Sequence[ShardedTable] = TABLES,
     objects: str = OBJECTS,
+    cache: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[tuple[Deployment, ShardRouter]]:
     """Shards, two cache nodes and an invalidator, all open. ``sections`` are appended to its file, ``objects`` are
     those of the tables."""
     with start_shards(flavor, names, replicas=replicas, tables=tables) as cluster, ExitStack() as stack:
         nodes = [stack.enter_context(Memcached()) for _ in range(2)]
-        made = Deployment(cluster, nodes, folder, stream, sections, column=tables[0].column, objects=objects)
+        made = Deployment(
+            cluster, nodes, folder, stream, sections, column=tables[0].column, objects=objects, cache=cache
+        )
         made.configure(cluster.shards)
         made.invalidator = stack.enter_context(InvalidatorProcess(made.path))
         yield made, ShardRouter(cluster.shards)

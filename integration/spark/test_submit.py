@@ -42,7 +42,7 @@ def submit(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("job", ["archive", "audit", "copy", "live", "sink", "table_at"])
+@pytest.mark.parametrize("job", ["archive", "audit", "copy", "sink", "table_at"])
 def test_spark_submit_runs_the_command_line_of_a_job(job: str, tmp_path: Path) -> None:
     done = submit(str(ROOT / f"spark/{job}/__main__.py"), "--help", cwd=tmp_path)
     assert (done.returncode, f"usage: freshness-spark {job} " in done.stdout) == (0, True), done.stderr

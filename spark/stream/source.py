@@ -56,7 +56,7 @@ OPTIONS: Final = (
     *("path", "url", "token_file", "keyspace", "key_range", "tables", "since", "columns", "files_per_batch"),
 )
 
-STARTS_MAX: Final = 5
+STARTS_MAX: Final = 12
 START_SEEN_SECONDS: Final = 0.1
 _TOO_SLOW: Final = "Python worker failed to connect back"
 """Spark's error for a Python process of a stream that has not connected within ten seconds. It has no setting."""
