@@ -96,7 +96,7 @@ def open_asgi(application: Any) -> Page:
         inbox.put_nowait({"type": "lifespan.startup"})
 
         async def send(message: dict[str, str]) -> None:
-            assert message["type"] == "lifespan.startup.complete", message
+            assert message["type"] != "lifespan.startup.failed", message
             started.set()
 
         task = asyncio.create_task(application({"type": "lifespan", "state": state}, inbox.get, send))
