@@ -424,28 +424,26 @@ def _older_heartbeat() -> Planted:
     return _patch(Restorer, "_complete", complete)
 
 
-def _heartbeat_of_any_primary() -> Planted:
-    """A heartbeat counts that was written to another primary than the record follows."""
+def _beat_as(change: Callable[[NodeRecord], dict[str, Any]]) -> Planted:
+    """The heartbeat that completes a put-back is taken for another one."""
 
     def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
         def ask(step: Any) -> Procedure[Any]:
             answer = yield step
-            return replace(answer, primary=record.primary) if isinstance(answer, Streamed) else answer
+            return replace(answer, **change(record)) if isinstance(answer, Streamed) else answer
 
         return _relay(_COMPLETE(self, record), ask)
 
     return _patch(Restorer, "_complete", complete)
+
+
+def _heartbeat_of_any_primary() -> Planted:
+    """A heartbeat counts that was written to another primary than the record follows."""
+    return _beat_as(lambda record: {"primary": record.primary})
 
 
 def _put_back_with_the_floor() -> Planted:
-    def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
-        def ask(step: Any) -> Procedure[Any]:
-            answer = yield step
-            return replace(answer, position=record.floor) if isinstance(answer, Streamed) else answer
-
-        return _relay(_COMPLETE(self, record), ask)
-
-    return _patch(Restorer, "_complete", complete)
+    return _beat_as(lambda record: {"position": record.floor})
 
 
 def _appended_is_dropped() -> Planted:
