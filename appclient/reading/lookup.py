@@ -94,7 +94,7 @@ class Lookups:
     def find(self, object_name: str, key: Any) -> Lookup:
         """The item and the node of a key. Raises as `definition`, and `FormatError` for a key of another shape."""
         if self._doubted:
-            self._read_again(self._doubted.pop())
+            self._read_again()
         # Neither True and 1.0, which equal 1, nor long texts are cached.
         if type(key) is int or (type(key) is str and len(key) <= KEPT_TEXT_MAX):
             return self._kept(object_name, key)
@@ -112,8 +112,12 @@ class Lookups:
                         self._read_at[name] = now
                         self._doubted.add(name)
 
-    def _read_again(self, name: str) -> None:
+    def _read_again(self) -> None:
         """An object that cannot be read now stays as it was: the invalidator does not cover that."""
+        try:
+            name = self._doubted.pop()
+        except KeyError:  # another thread has taken it
+            return
         entry = self.entry(name)
         try:
             self._define(replace(self._config, objects={name: entry}), entry.keyspace)

@@ -278,6 +278,21 @@ def test_a_kept_key_stands_for_no_other(cache: Cache) -> None:
         cache.get_many("costumer", [])
 
 
+class TakenByAnother(set[str]):
+    """A thread has seen an object here, and another one has taken it since."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_an_object_that_another_thread_reads_again_is_read_once(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cache.lookups.find("customer", 7)
+    monkeypatch.setattr(cache.lookups, "_doubted", TakenByAnother())
+    assert cache.lookups.find("customer", 7) == before
+
+
 def test_key_columns_are_read_again_if_the_invalidator_has_others(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
