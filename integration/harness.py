@@ -35,6 +35,7 @@ from freshness.algorithm.rule import find_hit_refusal
 from freshness.config.config import Config, load_config
 from freshness.database.connection import executed_position
 from freshness.database.schema import load_registry
+from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, parse_position
@@ -291,6 +292,7 @@ class System:
             rows = {row[column]: row for row in cursor.fetchall()}
         connections = {node.address: MemcachedNode(node.address) for node in self.nodes}
         live, stale, namespace = 0, [], self.namespace
+        ring = Placement([node.address for node in self.nodes], namespace).ring_version
         try:
             for key in keys:
                 subject = self.subject(name, key)
@@ -304,7 +306,7 @@ class System:
                     lineage: find_record(record, subject.node)
                     for lineage, record in zip(lineages, records, strict=True)
                 }
-                if find_hit_refusal(subject.policy, subject.identity, entry, found) is not None:
+                if find_hit_refusal(subject.policy, subject.identity, entry, found, ring) is not None:
                     continue
                 live += 1
                 value = None if entry.value is None else decode_value(entry.value)

@@ -170,7 +170,6 @@ class Pipeline:
             load=self.load_within_limits,
             find_heads=self._lookups.find_heads,
             look=self.nodes.look,
-            ring=self._lookups.placement.ring_version,
             sleep=self._around.network.sleep,
             draw=random.random,
             tell=(lambda lookup, result: None) if observer is None else observer.compare_shadow,

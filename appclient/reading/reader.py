@@ -102,7 +102,7 @@ class NodeReads:
             raise
         finally:
             self.readers.give_back(reader)
-        view = NodeView(lookup.node, context.lineages, records, fetched_at)
+        view = NodeView(lookup.node, context.lineages, records, fetched_at, context.ring)
         return view, item.value if isinstance(item, Item) else None
 
     def open_reader(self) -> Reader:

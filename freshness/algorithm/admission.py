@@ -19,6 +19,7 @@ from freshness.algorithm.membership import (
     Membership,
     is_of_another_configuration,
     require_topology,
+    serve_rings,
 )
 from freshness.algorithm.request import (
     MISSING,
@@ -84,7 +85,8 @@ def _join_alive(
     if is_of_another_configuration(record, member.policy):
         raise MembershipLost(
             f"{member.node}: its record was written under another configuration "
-            f"(objects {', '.join(sorted(record.objects)) or 'none'}; ring {record.ring:08x}; "
+            f"(objects {', '.join(sorted(record.objects)) or 'none'}; "
+            f"ring {' and '.join(f'{ring:08x}' for ring in sorted(record.rings))}; "
             f"{record.stripes} stripes)",
             hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
         )
@@ -138,7 +140,7 @@ def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: flo
 
 
 def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
-    """Write the start of coverage of each object that the record does not name yet (F70), and the topology.
+    """Write the start of each object that the record does not name yet (F70), the rings, and the topology.
 
     The resume copy is written first. Otherwise an invalidator without the object could revive this life and ignore
     the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
@@ -153,9 +155,10 @@ def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
             for name, fingerprint in member.policy.objects.items()
             if name not in record.objects
         }
-        return replace(record, objects={**record.objects, **new}, topology=topology)
+        covered = replace(record, objects={**record.objects, **new}, topology=topology)
+        return serve_rings(covered, member.policy)
 
     current = member.joined_record()
-    if current.topology < topology or current.objects.keys() < member.policy.objects.keys():
+    if change(current) != current:
         yield from member.write_resume(change(current))
         yield from member.store(change)

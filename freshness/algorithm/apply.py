@@ -182,6 +182,8 @@ def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
         member.heartbeat = sent.heartbeat or member.heartbeat
     has_looked = False
     for _ in range(CAS_ATTEMPTS_MAX):
+        if sent is not None and member.joined_record().is_settling:
+            yield from _wait_for_readers(member)
         now = member.clock()
         record, applied, is_caught_up = _next_record(member, sent)
         if _may_wait(member, sent, now):
@@ -232,4 +234,5 @@ def _next_record(member: Membership, sent: Batch | None) -> tuple[NodeRecord, Po
     record = member.joined_record()
     applied = member.applied if sent is None else member.applied.union(sent.streamed)
     is_caught_up = member.target is None or applied.contains(member.target)
-    return replace(record, progress=record.progress.union(applied)), applied, is_caught_up
+    progress, is_settling = record.progress.union(applied), record.is_settling and sent is None
+    return replace(record, progress=progress, is_settling=is_settling), applied, is_caught_up

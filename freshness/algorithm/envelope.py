@@ -16,8 +16,8 @@ able to run code in the application.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
@@ -25,7 +25,7 @@ from zlib import crc32
 
 from freshness.algorithm.request import Item, Reply
 from freshness.errors import FormatError
-from freshness.position import Position, decode_position
+from freshness.position import Position, decode_position, empty_position
 from freshness.position.wire import WireReader, Writer
 
 MAGIC: Final = 0xFA
@@ -336,7 +336,9 @@ class NodeRecord:
     share a record. ``stripes``: number of stripes of the lineage on this node, fixed for the life. ``floor``: the
     position at which the life began; it never moves. ``primary``: the identity of the primary whose history the
     record follows (F101). ``topology``: the number of the configuration under which it was written; it only rises
-    (F102).
+    (F102). ``ring``: a ring that is served, which is for the whole life unless it has a start. ``starts``: rings that
+    are served from a position on, empty for the whole life. ``is_settling``: a ring has left, and readers may still
+    have a copy of the record that names it: progress waits for them.
     """
 
     lineage: str
@@ -355,6 +357,28 @@ class NodeRecord:
     objects: Mapping[str, Coverage] = field(default_factory=dict)
     primary: str = ""
     topology: int = 1
+    starts: Mapping[int, Position] = field(default_factory=dict)
+    is_settling: bool = False
+
+    @property
+    def rings(self) -> Set[int]:
+        return {self.ring, *self.starts}
+
+    def find_start(self, rings: Iterable[int]) -> Position | None:
+        """From where on this node is sent every event of a key that all of these rings place here: the lowest of
+        their starts, empty for the whole life. None: it serves none of them."""
+        lowest: Position | None = None
+        for ring in rings:
+            if ring == self.ring or ring in self.starts:
+                start = self.starts.get(ring) or empty_position(self.floor.flavor)
+                if lowest is None or lowest.contains(start):
+                    lowest = start
+        return lowest
+
+    def follows(self, rings: Iterable[int], position: Position) -> bool:
+        """Whether this node is sent every event behind ``position`` of a key that all of these rings place here."""
+        start = self.find_start(rings)
+        return start is not None and (start.is_empty or position.contains(start))
 
     def encode(self) -> bytes:
         writer = Writer(_HEAD[Kind.RECORD])
@@ -381,6 +405,12 @@ class NodeRecord:
             writer.short(name.encode())
             writer.u32(coverage.fingerprint)
             writer.long(coverage.start.encode())
+        if self.starts or self.is_settling:
+            writer.u8(1 if self.is_settling else 0)
+            writer.count(len(self.starts))
+            for ring, start in sorted(self.starts.items()):
+                writer.u32(ring)
+                writer.long(start.encode())
         return writer.getvalue()
 
     @classmethod
@@ -407,6 +437,10 @@ class NodeRecord:
                 for _ in range(reader.count())
             },
         )
+        if reader.offset < len(data):
+            is_settling = reader.u8() == 1
+            starts = {reader.u32(): decode_position(reader.long()) for _ in range(reader.count())}
+            record = replace(record, starts=starts, is_settling=is_settling)
         reader.finish()
         return record
 

@@ -85,13 +85,15 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         age_max = refresh_seconds
         if view is None:
             count = len(context.lineages)
-            view = context.views[node] = NodeView(node, context.lineages, replies[:count], sent_at)
+            view = context.views[node] = NodeView(
+                node, context.lineages, replies[:count], sent_at, context.ring
+            )
             context.sightings.note(node, view)
             replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
         if answered_at - view.fetched_at > age_max:
             # This process was paused (F58): the view's lease may have ended before the entry was read.
             context.views.pop(node, None)
-            view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at)
+            view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at, context.ring)
         dead, stale = _judge(context, view, of_node, replies, demand)
         if stale:
             yield from _serve_stale(context, node, stale)
@@ -125,7 +127,7 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[P
         lookup = entry.lookup
         if lookup.policy is not policy:  # the keys of one call mostly share it
             policy = lookup.policy
-            is_refused = view.find_refusal(policy, context.ring) is not None
+            is_refused = view.find_refusal(policy) is not None
             ttl_seconds = 0 if is_refused else context.fill_lease_ttl_seconds
         requests.append(Get(lookup.item, ttl_seconds))
     return requests
@@ -153,7 +155,7 @@ def _judge(
         lookup = entry.lookup
         if lookup.policy is not policy:
             policy = lookup.policy
-            closed = view.find_refusal(policy, context.ring)
+            closed = view.find_refusal(policy)
         if not isinstance(reply, Item):
             # Absent although a stub was asked for, or none was asked for since the node is closed
             entry.state = Unstored(closed or ReadOutcome.LOST_RACE)
@@ -210,7 +212,7 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[Pending,
     (replies,) = yield Flows((Flow(node, keys),))
     if isinstance(replies, FreshnessError):
         return
-    last = NodeView(node, lineages, replies, context.clock())
+    last = NodeView(node, lineages, replies, context.clock(), context.ring)
     for entry, item in stale:
         refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
         if refusal is None:

@@ -11,7 +11,7 @@ Applying batches and publishing progress is ``freshness.algorithm.apply``. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
@@ -34,6 +34,7 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.witness import Witness
 from freshness.errors import MembershipLost, NodeUnavailable
+from freshness.keys.placement import Placement
 from freshness.position import Position, empty_position
 
 CAS_ATTEMPTS_MAX: Final = 16
@@ -45,9 +46,9 @@ class NodePolicy:
     """The settings that all nodes of a lineage share.
 
     ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on each node.
-      ``lease_seconds`` is
-    L. ``is_serving``: False for a shard that is followed and not read: its records are kept, and never open.
-    ``topology``: the number of the configuration. A record of a higher one is not touched.
+    ``lease_seconds`` is L. ``is_serving``: False for a shard that is followed and not read: its records are kept,
+    and never open. ``topology``: the number of the configuration. A record of a higher one is not touched.
+    ``placements``: by ring, that of ``ring`` and of each that is served beside it.
     """
 
     namespace: str
@@ -60,6 +61,11 @@ class NodePolicy:
     node_refresh_seconds: float
     is_serving: bool = True
     topology: int = 1
+    placements: Mapping[int, Placement] = field(default_factory=dict)
+
+    @property
+    def rings(self) -> Set[int]:
+        return {self.ring, *self.placements}
 
     def __post_init__(self) -> None:
         assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
@@ -349,6 +355,7 @@ class Membership:
             progress=nothing,
             floor=nothing,
             topology=policy.topology,
+            starts=dict.fromkeys(policy.rings - {policy.ring}, nothing),
         )
         version = self.version
         self.leave()
@@ -384,11 +391,39 @@ class Membership:
 
 
 def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
-    """Whether a record speaks of another set of nodes or number of stripes, or of objects that this configuration
-    does not know."""
-    return (record.ring, record.stripes) != (policy.ring, policy.stripes) or any(
-        policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
+    """Whether a record speaks of another number of stripes, or of objects or rings that this configuration does not
+    know. Rings of a lower topology may leave."""
+    return (
+        record.stripes != policy.stripes
+        or (record.topology >= policy.topology and not record.rings <= policy.rings)
+        or any(policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items())
     )
+
+
+def serve_rings(record: NodeRecord, policy: NodePolicy) -> NodeRecord:
+    """The record with the rings of this configuration, and no others.
+
+    A ring begins with the record's progress: an invalidator that publishes more has read this record, and sends by
+    the ring. One that brings the node no key which a ring of the record does not bring begins with that ring.
+    """
+    starts = {ring: _find_start(record, ring, policy) for ring in policy.rings}
+    if starts[policy.ring].is_empty:
+        del starts[policy.ring]
+    is_settling = record.is_settling or not record.rings <= policy.rings
+    return replace(record, ring=policy.ring, starts=starts, is_settling=is_settling)
+
+
+def _find_start(record: NodeRecord, ring: int, policy: NodePolicy) -> Position:
+    held = record.find_start([ring])
+    if held is None:
+        within = [
+            each
+            for each in record.rings & policy.placements.keys()
+            if ring in policy.placements
+            and policy.placements[ring].is_within(policy.placements[each], record.node)
+        ]
+        held = record.find_start(within)
+    return record.progress if held is None else held
 
 
 def require_topology(record: NodeRecord | None, policy: NodePolicy, node: str) -> None:

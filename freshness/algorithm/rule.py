@@ -6,9 +6,10 @@ needs. Doubt never fills: a missing, unknown or incomparable part is a refusal, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, Stripe
 from freshness.position.token import EventToken
@@ -21,6 +22,7 @@ class ReadOutcome(Enum):
     HIT = "hit"
     LOCAL_HIT = "hit in this process, without the node"
     STALE_SERVED = "an old value that the configuration allows: on_stale, stale_while_revalidate_seconds"
+    MOVED = "hit on the node that held the key before, and stored on the present one"
     FILLED = "filled"
     LOST_RACE = "invalidated while it was read"
     BOUNDED = (
@@ -52,18 +54,25 @@ class ReadOutcome(Enum):
     @property
     def is_hit(self) -> bool:
         """Whether the value is of the cache and not of the database."""
-        return self is ReadOutcome.HIT or self is ReadOutcome.LOCAL_HIT or self is ReadOutcome.STALE_SERVED
+        return self in _HITS
+
+
+_HITS: Final = frozenset(
+    (ReadOutcome.HIT, ReadOutcome.LOCAL_HIT, ReadOutcome.STALE_SERVED, ReadOutcome.MOVED)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPolicy:
-    """The properties of an object that the rule needs. ``fingerprint`` identifies its definition (F70)."""
+    """The properties of an object that the rule needs. ``fingerprint`` identifies its definition (F70).
+    ``previous_rings``: rings that place the keys in question on the same node as the reader's present ring."""
 
     name: str
     fingerprint: int
     tables: tuple[str, ...]
     lineages: tuple[str, ...]
     value_ttl_seconds: int
+    previous_rings: tuple[int, ...] = ()
 
     def spread_ttl(self, chance: float) -> int:
         """The TTL of one entry: up to a tenth less, by a number in [0, 1), so that entries of one moment do not
@@ -81,8 +90,8 @@ def find_fill_refusal(
     """The cause why a value read at ``tokens`` must not be stored; None if it may be.
 
     It may iff, for each lineage of the object, the node is open in this ring and epoch and covers the object, the
-    stripe of the key is there in the node's present life, and floor ∪ stripe ∪ table floors ∪ object start ⊆ position
-    of the token. ``stripes``: stripe of the key by lineage; None if it is absent or of another life.
+    stripe of the key is there in the node's present life, and floor ∪ stripe ∪ table floors ∪ starts of object and
+    ring ⊆ position of the token. ``stripes``: stripe of the key by lineage; None if it is absent or of another life.
     """
     for lineage in policy.lineages:
         refusal = _find_lineage_refusal(
@@ -100,7 +109,8 @@ def _find_lineage_refusal(
     stripe: Stripe | None,
     token: EventToken | None,
 ) -> ReadOutcome | None:
-    closed = find_record_refusal(record, ring)
+    rings = ring, *policy.previous_rings
+    closed = find_record_refusal(record, rings)
     if closed is not None:
         return closed
     assert record is not None
@@ -112,6 +122,8 @@ def _find_lineage_refusal(
     if token.epoch != record.epoch:
         return ReadOutcome.EPOCH
     if not token.position.contains(record.floor) or not token.position.contains(coverage.start):
+        return ReadOutcome.FLOOR
+    if not record.follows(rings, token.position):
         return ReadOutcome.FLOOR
     for table in policy.tables:
         floor = record.table_floors.get(table)
@@ -128,7 +140,8 @@ def find_required(
     records: Mapping[str, NodeRecord | None],
     stripes: Mapping[str, Stripe | None],
 ) -> dict[str, EventToken]:
-    """The events that a row must show by that rule, by lineage: floor ∪ stripe ∪ table floors ∪ object start (I10).
+    """The events that a row must show by that rule, by lineage: floor ∪ stripe ∪ table floors ∪ starts of object
+    and ring (I10).
 
     Every invalidation of the key that the node had acknowledged before its stripe and its record were read is in
     them. The record's progress takes the place of a stripe that is absent. Nothing is known of a lineage whose node
@@ -137,23 +150,27 @@ def find_required(
     required: dict[str, EventToken] = {}
     for lineage in policy.lineages:
         record, stripe = records.get(lineage), stripes.get(lineage)
-        if record is None or find_record_refusal(record, ring) is not None:
+        rings = ring, *policy.previous_rings
+        if record is None or find_record_refusal(record, rings) is not None:
             continue
         coverage = record.objects.get(policy.name)
         if coverage is None or coverage.fingerprint != policy.fingerprint:
             continue
         known = record.progress if stripe is None or stripe.life != record.life else stripe.position
         floors = [record.table_floors[table] for table in policy.tables if table in record.table_floors]
-        position = known.union_all([record.floor, coverage.start, *floors])
+        start = record.find_start(rings)
+        position = known.union_all(
+            [record.floor, coverage.start, *([] if start is None else [start]), *floors]
+        )
         required[lineage] = EventToken(lineage, lineage, record.epoch, 0, position)
     return required
 
 
-def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:
-    """The cause why no item of this node may be trusted; None if they may be."""
+def find_record_refusal(record: NodeRecord | None, rings: Collection[int]) -> ReadOutcome | None:
+    """The cause why no item of this node may be trusted by one of these rings; None if they may be."""
     if record is None:
         return ReadOutcome.NO_RECORD
-    if record.ring != ring:
+    if record.find_start(rings) is None:
         return ReadOutcome.RING
     if not record.is_open:
         return ReadOutcome.CLOSED
@@ -166,15 +183,24 @@ def is_outdated(record: NodeRecord, now_us: int, age_max_seconds: float) -> bool
 
 
 def find_hit_refusal(
-    policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None]
+    policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None], ring: int
 ) -> ReadOutcome | None:
-    """The cause why an entry of a trusted node is not a hit: another key, an old life, a table floor; else None."""
+    """The cause why an entry of a trusted node is not a hit: another key, an old life, a table floor; else None.
+
+    An old life, too, if it may be of a time when the node was not sent the key's events: it lacks the start of each
+    ring that places the key here.
+    """
+    rings = ring, *policy.previous_rings
     if entry.identity != identity:
         return ReadOutcome.IDENTITY
     stamps = {stamp.lineage: stamp for stamp in entry.stamps}
     for lineage in policy.lineages:
         stamp, record = stamps.get(lineage), records.get(lineage)
         if stamp is None or record is None or stamp.life != record.life or stamp.epoch != record.epoch:
+            return ReadOutcome.DEAD
+        if record.find_start(rings) is None:
+            return ReadOutcome.RING
+        if not record.follows(rings, stamp.position):
             return ReadOutcome.DEAD
         for table in policy.tables:
             floor = record.table_floors.get(table)

@@ -33,7 +33,7 @@ def find_hit(
     if context.clock() - fetched_at >= refresh_seconds * REFRESH_SHARE:
         return None
     policy = lookup.policy
-    if view.find_refusal(policy, context.ring) is not None:
+    if view.find_refusal(policy) is not None:
         return None
     if at_least and view.find_behind(policy, at_least):
         return None
@@ -86,7 +86,7 @@ def find_hits(
             lookup = lookups[place]
             if lookup.policy is not policy:
                 policy = lookup.policy
-                is_refused = view.find_refusal(policy, context.ring) is not None
+                is_refused = view.find_refusal(policy) is not None
                 judge = view.judging(policy)
             value = data.value if isinstance(data, Item) else data
             if is_refused or not value or value is MISSING:

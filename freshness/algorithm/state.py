@@ -76,7 +76,8 @@ class ReadContext:
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
     into bytes. ``recall`` finds what may be served while another reader fills. ``on_unknown``: the server to read if
     the node does not say what a row must show. A value of more than ``part_bytes`` is stored in parts, one of more
-    than ``value_bytes_max`` not at all. Not shared between threads.
+    than ``value_bytes_max`` not at all. ``previous_ring``: the one by which lookups name a previous node. Not shared
+    between threads.
     """
 
     namespace: str
@@ -95,6 +96,7 @@ class ReadContext:
     on_unknown: Literal["replica", "primary"] = "replica"
     part_bytes: int = PART_BYTES
     value_bytes_max: int = STORED_BYTES_MAX
+    previous_ring: int = 0
     views: dict[str, NodeView] = field(default_factory=dict)
 
     def forget(self, node: str) -> None:

@@ -48,8 +48,8 @@ _NO_BEGINNING: Final = (b"no entry begins like this", False)
 class NodeView:
     """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock).
 
-    ``node``: its name as configured; a record of another name is not trusted. ``outdated``: lineages whose record the
-    reader's own clocks refuse, see `Sightings`.
+    ``node``: its name as configured; a record of another name is not trusted. ``ring``: the ring of the reader.
+    ``outdated``: lineages whose record the reader's own clocks refuse, see `Sightings`.
     """
 
     __slots__ = (
@@ -61,12 +61,13 @@ class NodeView:
         "lives",
         "outdated",
         "records",
+        "ring",
     )
 
     def __init__(
-        self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float
+        self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float, ring: int
     ) -> None:
-        self.fetched_at = fetched_at
+        self.fetched_at, self.ring = fetched_at, ring
         self.records: Mapping[str, NodeRecord | None] = {
             lineage: _find_record(reply, lineage, node)
             for lineage, reply in zip(lineages, replies, strict=True)
@@ -76,24 +77,25 @@ class NodeView:
             lineage: reply.ttl_seconds if isinstance(reply, Item) else 0
             for lineage, reply in zip(lineages, replies, strict=True)
         }
-        # The first bytes of a live entry, and whether its position must be compared with table floors
+        # The first bytes of a live entry, and whether its position must be compared with table floors or starts
         self._beginnings = {
-            lineage: (live_prefix(Kind.FILLED, lineage, record.life), bool(record.table_floors))
+            lineage: (live_prefix(Kind.FILLED, lineage, record.life), _has_floors(record))
             for lineage, record in self.records.items()
             if record is not None
         }
         self.outdated: Collection[str] = ()
-        self._covered: dict[tuple[str, str, bytes], bool] = {}
-        self._refusals: dict[tuple[tuple[str, ...], int], ReadOutcome | None] = {}
+        self._covered: dict[tuple[str, tuple[int, ...], str, bytes], bool] = {}
+        self._refusals: dict[tuple[tuple[str, ...], tuple[int, ...]], ReadOutcome | None] = {}
 
-    def find_refusal(self, policy: ObjectPolicy, ring: int) -> ReadOutcome | None:
+    def find_refusal(self, policy: ObjectPolicy) -> ReadOutcome | None:
         """Why no entry of ``policy`` on this node may be served at all."""
-        asked = policy.lineages, ring
+        asked = policy.lineages, policy.previous_rings
         try:
             return self._refusals[asked]
         except KeyError:
             pass
-        refusals = (find_record_refusal(self.records.get(lineage), ring) for lineage in policy.lineages)
+        rings = self.ring, *policy.previous_rings
+        refusals = (find_record_refusal(self.records.get(lineage), rings) for lineage in policy.lineages)
         refusal = next((each for each in refusals if each is not None), None)
         if refusal is None and not set(policy.lineages).isdisjoint(self.outdated):
             refusal = ReadOutcome.CLOCK
@@ -145,7 +147,7 @@ class NodeView:
             entry = Filled.decode(data)
         except FormatError:
             return ReadOutcome.FOREIGN, None
-        refusal = find_hit_refusal(policy, identity, entry, self.records)
+        refusal = find_hit_refusal(policy, identity, entry, self.records, self.ring)
         if refusal is not None:
             return refusal, None
         return ReadOutcome.PARTS if entry.is_parted else None, entry.value
@@ -193,7 +195,8 @@ class NodeView:
     def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
         record = self.records[lineage]
         assert record is not None
-        asked = policy.name, lineage, encoded_position  # two shards of MariaDB can have equal GTIDs
+        # With the lineage: two shards of MariaDB can have equal GTIDs
+        asked = policy.name, policy.previous_rings, lineage, encoded_position
         known = self._covered.get(asked)
         if known is None:
             try:
@@ -201,7 +204,9 @@ class NodeView:
             except FormatError:
                 return False
             floors = (record.table_floors.get(table) for table in policy.tables)
-            known = all(floor is None or position.contains(floor) for floor in floors)
+            known = record.follows((self.ring, *policy.previous_rings), position) and all(
+                floor is None or position.contains(floor) for floor in floors
+            )
             if len(self._covered) >= COVERED_MAX:
                 self._covered.clear()
             self._covered[asked] = known
@@ -244,6 +249,10 @@ class Sightings:
                 outdated.add(lineage)
         view.outdated = outdated
         self.tell(view)
+
+
+def _has_floors(record: NodeRecord) -> bool:
+    return bool(record.table_floors) or not all(start.is_empty for start in record.starts.values())
 
 
 def _find_record(reply: Reply, lineage: str, node: str) -> NodeRecord | None:

@@ -99,9 +99,9 @@ def _find_state(
     filled: Filled,
     records: Mapping[str, NodeRecord | None],
 ) -> str:
-    if any(find_record_refusal(records.get(lineage), scope.ring_version) for lineage in policy.lineages):
+    if any(find_record_refusal(records.get(lineage), (scope.ring_version,)) for lineage in policy.lineages):
         return UNTRUSTED
-    refusal = find_hit_refusal(policy, identity, filled, records)
+    refusal = find_hit_refusal(policy, identity, filled, records, scope.ring_version)
     return LIVE if refusal is None else refusal.name.lower()
 
 

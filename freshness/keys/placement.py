@@ -60,6 +60,14 @@ class Placement:
         place = (place ^ place >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
         return self._owners[bisect_right(self._borders, place)]
 
+    def is_within(self, other: Placement, node: str) -> bool:
+        """Whether ``other`` places every key on this node that this ring places there."""
+        places = {0, *self._borders, *other._borders}
+        return all(other._owner(place) == node for place in places if self._owner(place) == node)
+
+    def _owner(self, place: int) -> str:
+        return self._owners[bisect_right(self._borders, place)]
+
     def __repr__(self) -> str:
         return f"Placement({list(self.nodes)!r}, ring_version={self.ring_version:#010x})"
 

@@ -155,7 +155,9 @@ def _now_us() -> int:
 
 def _find_refusal(config: Config, record: NodeRecord | None) -> ReadOutcome | None:
     """Why a client on this machine would serve nothing from the node."""
-    refusal = find_record_refusal(record, Placement(config.cache.nodes, config.cache.namespace).ring_version)
+    refusal = find_record_refusal(
+        record, (Placement(config.cache.nodes, config.cache.namespace).ring_version,)
+    )
     if refusal is not None or record is None:
         return refusal
     age_max = config.cache.max_staleness_seconds + config.cache.clock_skew_seconds
@@ -301,7 +303,8 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         return answer | {"entry": "stub", "ttl_seconds": entry.ttl_seconds}
     if filled is None:
         return answer | {"entry": "foreign", "error": str(error)}
-    refusal = find_hit_refusal(located.policy, located.identity, filled, found)
+    ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
+    refusal = find_hit_refusal(located.policy, located.identity, filled, found, ring)
     if refusal is None and error is not None:
         refusal = ReadOutcome.PARTS
     answer |= {

@@ -14,7 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from freshness.algorithm import admission, apply, envelope, fill, membership, rule, view
+from freshness.algorithm import admission, apply, envelope, fill, membership, rule
 from freshness.algorithm.envelope import (
     Coverage,
     Filled,
@@ -696,12 +696,8 @@ def test_another_ring_neither_fills_nor_hits(monkeypatch: pytest.MonkeyPatch) ->
         return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def any_ring(record: NodeRecord | None, _: int) -> ReadOutcome | None:
-            return rule_of_records(record, record.ring if record else 0)
-
-        rule_of_records = rule.find_record_refusal
-        patch.setattr(rule, "find_record_refusal", any_ring)
-        patch.setattr(view, "find_record_refusal", any_ring)
+        find_start = NodeRecord.find_start
+        patch.setattr(NodeRecord, "find_start", lambda record, _: find_start(record, record.rings))
 
     prove(schedule, ReadOutcome.RING, plant, "I1", monkeypatch, nodes=("n1", "n2"))
 

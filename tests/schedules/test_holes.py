@@ -457,8 +457,8 @@ def test_an_entry_is_judged_by_a_view_of_its_time(monkeypatch: pytest.MonkeyPatc
         return found.outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def from_the_future(node: str, lineages: Any, replies: Any, at: float) -> NodeView:
-            return NodeView(node, lineages, replies, at + 1000)
+        def from_the_future(node: str, lineages: Any, replies: Any, at: float, ring: int) -> NodeView:
+            return NodeView(node, lineages, replies, at + 1000, ring)
 
         patch.setattr(hit, "NodeView", from_the_future)
         patch.setattr(fill, "NodeView", from_the_future)

@@ -74,7 +74,6 @@ from freshness.algorithm.rule import (
     ReadOutcome,
     find_fill_refusal,
     find_hit_refusal,
-    find_record_refusal,
     find_required,
 )
 from freshness.algorithm.state import Guarded, Pending, ReadContext, Unstored, record_gets
@@ -226,13 +225,8 @@ def _coverage_ignored() -> Planted:
 
 
 def _ring_ignored() -> Planted:
-    def refusal(record: NodeRecord | None, _: int) -> ReadOutcome | None:
-        return find_record_refusal(record, record.ring if record is not None else 0)
-
-    stack = contextlib.ExitStack()
-    stack.enter_context(_patch(freshness.algorithm.rule, "find_record_refusal", refusal))
-    stack.enter_context(_patch(freshness.algorithm.view, "find_record_refusal", refusal))
-    return stack
+    find_start = NodeRecord.find_start
+    return _patch(NodeRecord, "find_start", lambda record, _: find_start(record, record.rings))
 
 
 def _name_ignored() -> Planted:

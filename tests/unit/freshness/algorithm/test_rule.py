@@ -88,8 +88,10 @@ def test_doubt_about_the_node() -> None:
     assert judge_fill(records={"a": None}) is ReadOutcome.NO_RECORD
     assert judge_fill(ring=8) is ReadOutcome.RING
     assert judge_one(is_open=False) is ReadOutcome.CLOSED
-    assert find_record_refusal(record(), 7) is None
-    assert find_record_refusal(record(is_open=False), 8) is ReadOutcome.RING, "another ring is never trusted"
+    assert find_record_refusal(record(), (7,)) is None
+    assert find_record_refusal(record(is_open=False), (8,)) is ReadOutcome.RING, (
+        "another ring is never trusted"
+    )
 
 
 def test_doubt_about_the_object() -> None:
@@ -173,7 +175,7 @@ def judge_hit(
     records: Mapping[str, NodeRecord | None] | None = None,
     identity: bytes = b"1",
 ) -> ReadOutcome | None:
-    return find_hit_refusal(policy, identity, found, {"a": record()} if records is None else records)
+    return find_hit_refusal(policy, identity, found, {"a": record()} if records is None else records, 7)
 
 
 def test_an_entry_of_this_life_is_a_hit_however_old_its_position() -> None:

@@ -52,10 +52,10 @@ def record(lineage: str = "a", **changes: Any) -> NodeRecord:
     )
 
 
-def view(records: Mapping[str, NodeRecord], ttl_seconds: int = 6) -> NodeView:
+def view(records: Mapping[str, NodeRecord], ttl_seconds: int = 6, ring: int = RING) -> NodeView:
     """As read at 100 s, when so much was left of the leases."""
     replies = [Item(each.encode(), 1, ttl_seconds) for each in records.values()]
-    return NodeView(NODE, tuple(records), replies, 100.0)
+    return NodeView(NODE, tuple(records), replies, 100.0, ring)
 
 
 def entry(numbers: str = "1-10", life: bytes = b"LIFELIFE", lineage: str = "a") -> bytes:
@@ -84,12 +84,14 @@ def test_a_value_is_of_any_age_where_a_record_is_closed_or_missing() -> None:
     assert view({"a": record()}).staleness_seconds(PAIR, 100.0) == float("inf")
 
 
-def test_a_refusal_is_remembered_for_the_shards_and_the_ring_that_it_is_of() -> None:
+def test_a_refusal_is_remembered_for_the_shards_and_the_rings_that_it_is_of() -> None:
     copy = view({"a": record(), "b": record("b", is_open=False)})
+    other = view({"a": record()}, ring=RING + 1)
     for _ in range(2):
-        assert copy.find_refusal(CUSTOMER, RING) is None
-        assert copy.find_refusal(PAIR, RING) is ReadOutcome.CLOSED
-        assert copy.find_refusal(CUSTOMER, RING + 1) is ReadOutcome.RING
+        assert copy.find_refusal(CUSTOMER) is None
+        assert copy.find_refusal(PAIR) is ReadOutcome.CLOSED
+        assert other.find_refusal(CUSTOMER) is ReadOutcome.RING
+        assert other.find_refusal(replace(CUSTOMER, previous_rings=(RING,))) is None
 
 
 def test_a_verdict_over_table_floors_is_remembered_for_its_object() -> None:
@@ -143,5 +145,5 @@ def test_an_object_is_covered_in_its_own_definition_alone() -> None:
 def test_a_record_of_another_lineage_or_node_vouches_for_nothing(changes: dict[str, str]) -> None:
     """F94: two names of one server, which has one record."""
     copy = view({"a": replace(record(), **changes)})  # type: ignore[arg-type]
-    assert copy.find_refusal(CUSTOMER, RING) is ReadOutcome.NO_RECORD
+    assert copy.find_refusal(CUSTOMER) is ReadOutcome.NO_RECORD
     assert judge(copy, CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)
