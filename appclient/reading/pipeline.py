@@ -104,7 +104,7 @@ class Pipeline:
         self._open_node = around.open_node or partial(open_configured, network=around.network)
         first = lookups.lineages[0] if lookups.lineages else ""
         probe = partial(around.open_node or open_configured, settings.access)
-        self._breakers = Breakers(settings.nodes, probe, Get(record_key(settings.namespace, first)))
+        self._breakers = Breakers(settings.all_nodes, probe, Get(record_key(settings.namespace, first)))
         self.load = self._build_load()
         self.nodes = NodeReads(
             settings=settings,
@@ -198,6 +198,7 @@ class Pipeline:
         return ReadContext(
             namespace=settings.namespace,
             ring=self._lookups.placement.ring_version,
+            previous_ring=self._lookups.previous_ring,
             lineages=self._lookups.lineages,
             clock=clock,
             jitter=self._around.jitter,

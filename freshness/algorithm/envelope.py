@@ -47,6 +47,10 @@ class Kind(IntEnum):
     PART = 7
 
 
+_OPEN: Final = 1
+_HAS_STARTS: Final = 2
+"""Flags of a record."""
+
 _HEAD: Final = {kind: bytes((MAGIC, FORMAT_VERSION, kind)) for kind in Kind}
 PART_HEAD: Final = _HEAD[Kind.PART]
 
@@ -385,7 +389,8 @@ class NodeRecord:
         writer.short(self.lineage.encode())
         writer.raw(self.life)
         writer.raw(self.tenure)
-        writer.u8(1 if self.is_open else 0)
+        has_starts = bool(self.starts) or self.is_settling
+        writer.u8((_OPEN if self.is_open else 0) | (_HAS_STARTS if has_starts else 0))
         writer.u64(self.epoch)
         writer.u32(self.ring)
         writer.i64(self.as_of_us)
@@ -405,7 +410,7 @@ class NodeRecord:
             writer.short(name.encode())
             writer.u32(coverage.fingerprint)
             writer.long(coverage.start.encode())
-        if self.starts or self.is_settling:
+        if has_starts:
             writer.u8(1 if self.is_settling else 0)
             writer.count(len(self.starts))
             for ring, start in sorted(self.starts.items()):
@@ -420,7 +425,7 @@ class NodeRecord:
             lineage=reader.read_name(),
             life=reader.read_bytes(LIFE_SIZE),
             tenure=reader.read_bytes(LIFE_SIZE),
-            is_open=reader.u8() == 1,
+            is_open=bool((flags := reader.u8()) & _OPEN),
             epoch=reader.u64(),
             ring=reader.u32(),
             as_of_us=reader.i64(),
@@ -437,7 +442,7 @@ class NodeRecord:
                 for _ in range(reader.count())
             },
         )
-        if reader.offset < len(data):
+        if flags & _HAS_STARTS:
             is_settling = reader.u8() == 1
             starts = {reader.u32(): decode_position(reader.long()) for _ in range(reader.count())}
             record = replace(record, starts=starts, is_settling=is_settling)

@@ -84,6 +84,8 @@ records = st.builds(
     floor=positions,
     table_floors=st.dictionaries(names, positions, max_size=3),
     objects=st.dictionaries(names, st.builds(Coverage, u32, positions), max_size=3),
+    starts=st.dictionaries(u32, positions, max_size=3),
+    is_settling=st.booleans(),
 )
 Made = Filled | Stripe | PendingStripe | NodeRecord
 items = st.one_of(filled, stripes, pending, records)

@@ -28,7 +28,7 @@ PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
 SMALL_NAMES = (
     *("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier"),
-    *("a second", "a ring", "a key", "an invalidator of"),
+    *("a second", "a key", "an invalidator of"),
 )
 SMALL = tuple(world for world in WORLDS if world.name.startswith(SMALL_NAMES))
 

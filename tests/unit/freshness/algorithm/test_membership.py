@@ -10,7 +10,13 @@ from freshness.algorithm import apply
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, acknowledge
 from freshness.algorithm.envelope import NodeRecord, record_key, resume_key
-from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
+from freshness.algorithm.membership import (
+    CAS_ATTEMPTS_MAX,
+    HeartbeatSeen,
+    NodePolicy,
+    is_of_another_configuration,
+    serve_rings,
+)
 from freshness.algorithm.request import (
     CONFLICT,
     Add,
@@ -26,7 +32,8 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable
-from freshness.position import MariadbPosition
+from freshness.keys.placement import Placement
+from freshness.position import MariadbPosition, parse_position
 from tests.schedules.world import (
     CUSTOMER,
     KEY,
@@ -1136,3 +1143,33 @@ def test_a_heartbeat_vouches_for_the_primary_alone_that_it_was_written_to() -> N
     primary, now = world.record().primary, world.now
     assert one.member.may_vouch(now, primary)
     assert not one.member.may_vouch(now, primary + " of another network")
+
+
+# -- rings ---------------------------------------------------------------------------------------------
+
+
+def test_a_ring_is_served_from_the_progress_on_or_as_one_that_brings_the_same_keys() -> None:
+    two, three, other = (Placement(nodes) for nodes in (("a", "b"), ("a", "b", "c"), ("a", "d")))
+
+    def policy(*placements: Placement, topology: int = 1) -> NodePolicy:
+        known = {each.ring_version: each for each in placements}
+        return NodePolicy("shop", LINEAGE, next(iter(known)), {}, STRIPES, 5, 4.0, 1.0, True, topology, known)
+
+    source = "00000000-0000-0000-0000-000000000001"
+    nothing, floor, progress = (parse_position("mysql", f"{source}:1-{n}" if n else "") for n in (0, 5, 9))
+    life = b"LIFELIFE"
+    began = NodeRecord(LINEAGE, life, life, True, 1, two.ring_version, 0, 0, "a", STRIPES, progress, floor)
+    grown = serve_rings(began, policy(three, two))
+    assert (grown.rings, grown.is_settling) == ({two.ring_version, three.ring_version}, False)
+    assert grown.find_start([three.ring_version]) == nothing, "other nodes were added"
+    changed = serve_rings(began, policy(other, two))
+    assert changed.find_start([other.ring_version]) == progress
+    assert changed.find_start([other.ring_version, two.ring_version]) == nothing
+    assert is_of_another_configuration(changed, policy(other)), "a ring leaves with a higher number alone"
+    assert not is_of_another_configuration(changed, policy(other, topology=2))
+    left = serve_rings(changed, policy(other, topology=2))
+    assert (left.rings, left.is_settling) == ({other.ring_version}, True)
+    assert left.find_start([other.ring_version]) == progress
+    assert left.find_start([two.ring_version]) is None
+    assert serve_rings(left, policy(two, other, topology=3)).find_start([two.ring_version]) == progress
+    assert NodeRecord.decode(left.encode()) == left
