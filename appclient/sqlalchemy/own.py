@@ -141,15 +141,15 @@ class Writes:
         if connection not in state.connections:
             state.connections.append(connection)
 
-    def is_changed(self, state: SessionState, engine: Engine) -> bool:
-        """Whether statements of the session mean other rows than those of other sessions, or lock what they read."""
-        return engine.pool in self._changing or any(
-            _watch(connection).is_special or is_special(connection) for connection in state.connections
-        )
-
-    def has_written(self, state: SessionState) -> bool:
-        """Whether a connection of the session has written in its transaction."""
-        return any(connection in self._written for connection in state.connections)
+    def are_others(self, state: SessionState, bind: Connection | Engine) -> bool:
+        """Whether statements of the session mean other rows than those of other sessions, or lock what they read; or
+        a connection of the session has written in its transaction."""
+        if bind.engine.pool in self._changing or is_special(bind):
+            return True
+        for connection in state.connections:
+            if connection in self._written or _watch(connection).is_special or is_special(connection):
+                return True
+        return False
 
     def take_ended(self, state: SessionState) -> Iterator[Connection]:
         """Connections that have written, and whose transaction is over: not one that the session has joined."""
