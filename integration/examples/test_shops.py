@@ -44,17 +44,17 @@ LOAD_SECONDS: Final = 1.0
 COLD: Final = 987_654
 
 QUICK: Final = {("django", "mariadb"), ("fastapi", "mysql"), ("flask", "mariadb")}
-"""The others are slow."""
+"""The others are for a release."""
 
 
-def is_slow(name: str, flavor: str) -> list[pytest.MarkDecorator]:
-    return [] if (name, flavor) in QUICK else [pytest.mark.slow]
+def marks_of(name: str, flavor: str) -> list[pytest.MarkDecorator]:
+    return [] if (name, flavor) in QUICK else [pytest.mark.long]
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((name, flavor), id=f"{name}-{flavor}", marks=is_slow(name, flavor))
+        pytest.param((name, flavor), id=f"{name}-{flavor}", marks=marks_of(name, flavor))
         for name in SHOPS
         for flavor in ("mariadb", "mysql")
     ],
