@@ -23,7 +23,17 @@ from appclient.connection.commits import read_committed
 from appclient.database.atleast import AtLeast
 from appclient.sqlalchemy.bykey import ByKey, find_by_key, find_columns, find_get, may_be_by_key
 from appclient.sqlalchemy.composite import CachedSelect, answer_from
-from appclient.sqlalchemy.own import SERIALIZABLE, SessionState, Writes
+from appclient.sqlalchemy.own import (
+    SERIALIZABLE,
+    SessionState,
+    Writes,
+    find_kinds,
+    find_maker,
+    listen_target,
+    server_of,
+    sync_engine,
+    sync_session,
+)
 from appclient.sqlalchemy.replay import (
     Answer,
     CompiledRows,
@@ -133,8 +143,8 @@ class CachedReads:
         self._servers: dict[Engine, str] = {}
         self._sites: WeakKeyDictionary[Engine, _Site | None] = WeakKeyDictionary()
         for engine, server in (servers or {}).items():
-            self._servers[_sync(engine)] = server
-            if self._site(_sync(engine)) is None:
+            self._servers[sync_engine(engine)] = server
+            if self._site(sync_engine(engine)) is None:
                 raise ConfigError(
                     f"an engine is said to reach {server}, no server of a keyspace with one shard",
                     hint="expected a server of freshness.toml, as host:port",
@@ -145,18 +155,18 @@ class CachedReads:
             if entry.table is not None and not entry.is_list:
                 self._objects.setdefault((entry.keyspace, entry.table), []).append(entry.name)
                 self._keys.update((entry.table, column) for column in entry.key)
-        maker = _find_maker(sessions, is_async=self._is_async)
+        maker = find_maker(sessions, is_async=self._is_async)
         bind = maker.kw.get("bind")
-        kind = _find_kinds(is_async=self._is_async)[1]
-        self._engine = _sync(bind) if isinstance(bind, Engine | kind) else None
+        kind = find_kinds(is_async=self._is_async)[1]
+        self._engine = sync_engine(bind) if isinstance(bind, Engine | kind) else None
         if self._engine is not None:
             self._writes.observe(self._engine)
             if self._site(self._engine) is None:
                 raise ConfigError(
-                    f"the sessions' engine is of {_server_of(self._engine)}, no server of a keyspace with one shard",
+                    f"the sessions' engine is of {server_of(self._engine)}, no server of a keyspace with one shard",
                     hint="give it the host, port and database of freshness.toml, or name the server in servers=",
                 )
-        target: Any = _listen_target(maker)
+        target: Any = listen_target(maker)
         event.listen(target, "do_orm_execute", self._read)
         event.listen(target, "after_begin", self._begin)
         event.listen(target, "after_commit", self._end)
@@ -187,7 +197,7 @@ class CachedReads:
 
         Raises `SourceUnavailable` if the session has commits that no token has.
         """
-        state = SessionState.of(_session(session))
+        state = SessionState.of(sync_session(session))
         if state.is_blind:
             raise SourceUnavailable(
                 "no token has the commits of this session",
@@ -198,7 +208,7 @@ class CachedReads:
     def demand(self, session: Session | AsyncSession | scoped_session[Any], at_least: AtLeast | None) -> None:
         """Later reads of the session have these commits, if any. Raises `FormatError` for a text that is none."""
         token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
-        SessionState.of(_session(session)).add(token)
+        SessionState.of(sync_session(session)).add(token)
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -226,7 +236,7 @@ class CachedReads:
     def _committed(self, connection: Connection) -> CommitToken | None:
         site = self._site(connection.engine)
         if site is None:
-            raise ConfigError(f"{_server_of(connection.engine)} is no server of freshness.toml")
+            raise ConfigError(f"{server_of(connection.engine)} is no server of freshness.toml")
         position = read_committed(connection.connection.dbapi_connection, site.keyspace.gtid_flavor)
         if position is None:
             return None
@@ -443,7 +453,7 @@ class CachedReads:
             return site
 
     def _find_site(self, engine: Engine) -> _Site | None:
-        wanted = _server_of(engine)
+        wanted = server_of(engine)
         named = self._servers.get(engine)
         for keyspace in self._config.keyspaces.values():
             if keyspace.flavor == "vitess" or len(keyspace.serving_shards) != 1:
@@ -477,52 +487,3 @@ def _is_special(orm: ORMExecuteState) -> bool:
         or execution.get("schema_translate_map")
         or orm._remaining_events()
     )
-
-
-def _find_kinds(*, is_async: bool) -> tuple[type, type]:
-    """The classes of sessionmakers and of engines."""
-    if is_async:
-        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
-
-        return async_sessionmaker, AsyncEngine
-    return sessionmaker, Engine
-
-
-def _find_maker(sessions: Any, *, is_async: bool) -> Any:
-    maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
-    kind, _ = _find_kinds(is_async=is_async)
-    if not isinstance(maker, kind):
-        raise ConfigError(
-            f"the sessions are of type {type(sessions).__name__}",
-            hint=f"expected {'an async_sessionmaker' if is_async else 'a sessionmaker or a scoped_session of one'}",
-        )
-    return maker
-
-
-def _listen_target(maker: Any) -> Any:
-    """The target for listeners of the events of these sessions alone."""
-    if isinstance(maker, sessionmaker):
-        return maker
-    base = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
-    if isinstance(base, sessionmaker):
-        return base
-    made = type("CachedSession", (base,), {})
-    maker.configure(sync_session_class=made)
-    return made
-
-
-def _sync(engine: Any) -> Engine:
-    found: Engine = getattr(engine, "sync_engine", engine)
-    return found
-
-
-def _session(session: Any) -> Session:
-    found: Session = getattr(session, "sync_session", None) or (
-        session() if isinstance(session, scoped_session) else session
-    )
-    return found
-
-
-def _server_of(engine: Engine) -> str:
-    url = engine.url
-    return f"{url.host}:{url.port or 3306}/{url.database}"
