@@ -23,7 +23,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)  # six programs of Java, for a minute
+    # Six programs of Java, for a minute
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"{JAVA_OPTIONS} {os.environ.get('SPARK_SUBMIT_OPTS', '')}")
     with (
         SparkMaster() as master,
         SparkWorker(master.address) as one,
