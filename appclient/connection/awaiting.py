@@ -16,9 +16,11 @@ import os
 import select
 import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from freshness.errors import FreshnessError, required_extra
 from freshness.network import Network, settle
@@ -30,26 +32,53 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+KEPT_MAX: Final = 128
+"""Greenlets that a thread keeps for its next functions: to make one takes longer than the rest of a hit."""
+
+
 class _Awaiting(greenlet):
-    """A function that may call `await_`."""
+    """Runs functions that may call `await_`."""
+
+
+def _run_all(function: Any, results: Any) -> NoReturn:
+    """One after the other. An error ends it."""
+    while True:
+        results.append(function())
+        function = results = None  # what waits for the next one keeps nothing alive, nor itself
+        parent = getcurrent().parent
+        assert parent is not None
+        function, results = parent.switch()
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.greenlets: list[_Awaiting] = []
+
+
+_KEPT: Final = _Kept()
 
 
 async def run_awaiting(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
     """The result of ``function``, which may call `await_`."""
-    running = _Awaiting(function, getcurrent())
-    running.gr_context = getcurrent().gr_context  # the context variables of the task
-    waiting: Any = running.switch(*args, **kwargs)
-    while not running.dead:
+    kept, current = _KEPT.greenlets, getcurrent()
+    running = kept.pop() if kept else _Awaiting(_run_all)
+    running.parent = current
+    running.gr_context = current.gr_context  # the context variables of the task
+    results: list[Result] = []
+    waiting: Any = running.switch(partial(function, *args, **kwargs), results)
+    while not results:
         try:
             answer = await waiting
         except BaseException as error:  # noqa: BLE001 - raised in the function, which cleans up and lets it out
             waiting = running.throw(error)
         else:
             waiting = running.switch(answer)
-    result: Result = waiting
-    return result
+    running.gr_context = None
+    if len(kept) < KEPT_MAX:
+        kept.append(running)
+    return results[0]
 
 
 def await_(awaitable: Awaitable[Result]) -> Result:

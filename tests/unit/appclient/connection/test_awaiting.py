@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -12,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from greenlet import greenlet
 
-from appclient.connection.awaiting import LOOP, AwaitingTLSSocket, LoopGate, await_, run_awaiting
+from appclient.connection.awaiting import KEPT_MAX, LOOP, AwaitingTLSSocket, LoopGate, await_, run_awaiting
 from integration.servers.certificates import Authority
 
 HOST = "127.0.0.1"
@@ -130,6 +133,54 @@ def test_a_cancelled_task_raises_where_its_function_waits_and_its_clean_up_may_w
 
     asyncio.run(run())
     assert seen == ["cleaned up"]
+
+
+def test_nothing_of_a_function_that_has_ended_stays_in_memory() -> None:
+    class Value:
+        pass
+
+    seen: list[weakref.ref[Value]] = []
+    user: ContextVar[Value] = ContextVar("user")
+
+    async def serve() -> None:
+        given = Value()
+        user.set(Value())
+        answer = await run_awaiting(lambda _: Value(), given)
+        seen.extend(map(weakref.ref, (given, user.get(), answer)))
+
+    async def run() -> list[Value | None]:
+        await asyncio.create_task(serve())
+        await asyncio.sleep(0)  # the loop itself lets go of the task's context
+        gc.collect()
+        return [value() for value in seen]
+
+    assert asyncio.run(run()) == [None] * 3
+
+
+def test_a_function_that_fails_leaves_the_next_one_alone() -> None:
+    def work(value: int) -> int:
+        return 1 // await_(asyncio.sleep(0, value))
+
+    async def run(value: int) -> int | BaseException:
+        (answer,) = await asyncio.gather(run_awaiting(work, value), return_exceptions=True)
+        return answer
+
+    async def alternate() -> list[int | BaseException]:
+        return [await run(value) for value in (1, 0, 1, 1)]
+
+    first, failed, *others = asyncio.run(alternate())
+    assert (first, others) == (1, [1, 1])
+    assert isinstance(failed, ZeroDivisionError)
+
+
+def test_a_burst_of_tasks_leaves_no_more_greenlets_than_are_kept() -> None:
+    async def run(count: int) -> int:
+        burst = (run_awaiting(await_, asyncio.sleep(0)) for _ in range(count))
+        await asyncio.gather(*burst)
+        gc.collect()
+        return sum(issubclass(type(each), greenlet) for each in gc.get_objects())
+
+    assert asyncio.run(run(KEPT_MAX)) == asyncio.run(run(2 * KEPT_MAX))
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------
