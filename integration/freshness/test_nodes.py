@@ -324,7 +324,7 @@ def test_tls(tmp_path: Path) -> None:
         assert [len(reply.value) for reply in replies if isinstance(reply, Item)] == [
             n % 3000 for n in range(5000)
         ]
-        found = node.perform(Finds([b"k%d" % n for n in range(5000)]))
+        found: Sequence[Any] = node.perform(Finds([b"k%d" % n for n in range(5000)]))
         assert found == [b"v" * (n % 3000) for n in range(5000)]
         large: list[Request] = []
         for n in range(20):

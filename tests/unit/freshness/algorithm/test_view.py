@@ -24,7 +24,7 @@ PAIR: Final = replace(CUSTOMER, name="pair", lineages=("a", "b"))
 def judge(
     copy: NodeView, policy: ObjectPolicy, identity: bytes, data: bytes
 ) -> tuple[ReadOutcome | None, bytes | None]:
-    """What the view says of one entry; the short way, where it knows the entry, says the same."""
+    """What the view says of one entry; the short way, if it knows the entry, says the same."""
     judged = copy.judge(policy, identity, data)
     value_at = find_live_value(data, copy.trust(policy, RING)[1], identity)
     assert not value_at or judged == (None, data[value_at:])
