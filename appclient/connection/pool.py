@@ -6,14 +6,11 @@ and by ``appclient.database.servers`` for those to the servers.
 
 from __future__ import annotations
 
-import mmap
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Final, Generic, TypeVar
 
 from freshness.errors import ConnectionsExhausted
@@ -23,9 +20,6 @@ Kept = TypeVar("Kept")
 
 WAIT_SECONDS: Final = 5.0
 """Time that a read waits for a connection if all are in use, in seconds."""
-
-_MADV_WIPEONFORK: Final = 18
-"""Linux has it; Python does not name it."""
 
 _IS_NESTED: Final = ContextVar("is_nested", default=False)
 
@@ -43,22 +37,6 @@ def nested_reads() -> Iterator[None]:
 def is_nested() -> bool:
     """Whether this read stands inside another one."""
     return _IS_NESTED.get()
-
-
-def watch_process() -> Callable[[], object]:
-    """A function that is true in this process and false in one that is forked off it.
-
-    Every read asks twice, and ``os.getpid`` is a system call. On Linux the kernel wipes a page of the child's memory,
-    also where Python does not know of the fork (uWSGI).
-    """
-    if sys.platform == "linux":
-        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # before Linux 4.14
-            page.madvise(_MADV_WIPEONFORK)
-            page[0] = 1
-            return partial(page.__getitem__, 0)
-    process = os.getpid()
-    return lambda: process == os.getpid()
 
 
 class Pool(Generic[Kept]):
@@ -85,12 +63,12 @@ class Pool(Generic[Kept]):
         self._idle: deque[Kept | None] = deque([None] * self.size)
         self._extra: deque[None] = deque()
         self._gate = self._network.open_gate()
-        self._is_own = watch_process()
+        self._process = os.getpid()
 
     @property
     def in_use(self) -> int:
         """Number of connections in use."""
-        if not self._is_own():
+        if self._process != os.getpid():
             return 0
         return self.size - len(self._idle) + len(self._extra)
 
@@ -99,7 +77,7 @@ class Pool(Generic[Kept]):
 
         Raises `ConnectionsExhausted` if all are in use for `WAIT_SECONDS`.
         """
-        if not self._is_own():
+        if self._process != os.getpid():
             self._forget()
         try:
             return self._idle.pop()
@@ -129,7 +107,7 @@ class Pool(Generic[Kept]):
 
     def give_back(self, kept: Kept | None) -> None:
         """Let others use it. None: it was closed, or could not be opened."""
-        if not self._is_own():
+        if self._process != os.getpid():
             return
         if self._extra:
             try:
@@ -149,7 +127,7 @@ class Pool(Generic[Kept]):
 
     def close(self) -> None:
         """Close all that nobody uses. They are opened again when needed."""
-        if not self._is_own():
+        if self._process != os.getpid():
             return
         for _ in range(len(self._idle)):
             try:
