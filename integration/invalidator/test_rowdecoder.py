@@ -51,7 +51,7 @@ from tests.unit.invalidator.binlog.library import Images, LibraryDecoder
 
 SECONDS: Final = float(os.environ.get("FRESHNESS_ROWS_SECONDS", "5"))
 SEED: Final = os.environ.get("FRESHNESS_ROWS_SEED", "1")
-ROUNDS_MIN: Final = 3
+ROUNDS_MIN: Final = 12
 TRANSACTION_PAYLOAD: Final = 40
 
 
