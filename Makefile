@@ -4,6 +4,8 @@
 MAKEFLAGS += --no-print-directory
 # Tests start thousands of processes of Python: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
+# Spark starts in half the time with classes that are kept, if there are any: integration/provision.py.
+export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds*=off
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -57,6 +59,7 @@ fresh: ## how long the demo and the tests take in a fresh clone with an empty ho
 .PHONY: setup
 setup: ## get what `make test` needs: .venv, MariaDB, MySQL, memcached, Redis, Java
 	@$(PROVISION) all
+	@$(PROVISION) classes
 
 .PHONY: dev
 dev:
@@ -84,11 +87,11 @@ architecture: dev ## which package may import which
 
 .PHONY: unit
 unit: dev ## the tests that need no server, no Spark and no simulation
-	@$(PYTEST) -n 2 -m "not rest and not slow" tests --ignore=tests/repository --ignore=tests/simulation \
+	@$(PYTEST) -n 2 -m "not rest and not slow and not long" tests --ignore=tests/repository --ignore=tests/simulation \
 		--ignore=tests/unit/spark $(ARGS)
 
 AREAS = tests/repository tests/simulation tests/unit/spark integration
-FAST = not slow and not vitess and not kafka
+FAST = not slow and not long and not vitess and not kafka
 
 .PHONY: core
 core: setup ## the tests of the tree, of the simulator, and of each area on real servers what shows that it works
@@ -111,12 +114,17 @@ slow: setup ## the tests that take a minute and more or need a browser
 	@$(PROVISION) browser
 	@$(PYTEST) -n $(WORKERS) -m "slow and not long" $(ARGS)
 
+.PHONY: heavy
+heavy: setup ## the tests of slow, kafka and vitess beside each other: none of the three keeps two cores busy
+	@$(PROVISION) browser kafka vitess
+	@$(PYTEST) -n $(WORKERS) -m "(slow or kafka or vitess) and not long" $(ARGS)
+
 ##@ Servers
 
 .PHONY: vitess
 vitess: setup ## the tests on a real Vitess, which is built first if it is missing; needs Go
 	@$(PROVISION) vitess
-	@$(PYTEST) -m vitess integration/vitess/real $(ARGS)
+	@$(PYTEST) -m "vitess and not long" integration/vitess/real $(ARGS)
 
 .PHONY: kafka
 kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are got first; needs Java
@@ -124,7 +132,7 @@ kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are 
 	@$(PYTEST) -m kafka integration/kafka $(ARGS)
 
 .PHONY: long
-long: setup ## before a release: slow ones that take minutes, of the other flavor, and properties by other examples
+long: setup ## before a release: tests of minutes, on the other flavor, and properties by other examples
 	@$(PYTEST) -n $(WORKERS) -m long $(ARGS)
 	@$(PYTEST) -n $(WORKERS) -m hypothesis --hypothesis-profile random tests
 

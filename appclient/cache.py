@@ -272,5 +272,5 @@ class Cache:
 def _permit_primary(limit: RateLimit, observer: Observer | None) -> bool:
     is_permitted = limit.permits()
     if observer is not None:
-        observer.need_primary(is_permitted)
+        observer.need_primary("read" if is_permitted else "bounded")
     return is_permitted

@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from benchmarks.measure import Result
+from benchmarks.measure import Criterion, Result
 from freshness.errors import ConfigError
 
 
@@ -60,6 +60,11 @@ def settle_rest(pid: int) -> None:
     """Put another process of the benchmark on other cores than the client. Without a placement, do nothing."""
     if _current is not None:
         pin(pid, _CORES[1:2])
+
+
+def only_on(placement: Placement, criterion: Criterion) -> Criterion | None:
+    """The criterion while the nodes are placed so."""
+    return criterion if _current is placement else None
 
 
 def pin(pid: int, cores: tuple[int, ...]) -> None:

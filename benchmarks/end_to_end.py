@@ -17,6 +17,7 @@ from pymemcache.client.base import Client
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
+from benchmarks.cores import Placement, only_on
 from benchmarks.decode import FLAVORS
 from benchmarks.invalidation import mark
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
@@ -52,7 +53,10 @@ def _measure(server: DatabaseServer, log: Log, rounds: int) -> Result:
     unit = "transactions/s" if log.rows == log.transactions else "rows/s"
     timings = interleave(lambda _: follow(server, log), lambda _: _loop(server, log), rounds)
     name = f"end_to_end_{server.flavor}_{log.name}"
-    return timings.per_second(name, log.rows, unit, LOOP, CRITERIA[log.name])
+    criterion: Criterion | None = CRITERIA[log.name]
+    if log.name == "thousands":  # on a shared core the node's own work alone takes longer than that
+        criterion = only_on(Placement.OTHER_CORE, CRITERIA[log.name])
+    return timings.per_second(name, log.rows, unit, LOOP, criterion)
 
 
 def follow(

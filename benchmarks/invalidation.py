@@ -4,10 +4,14 @@ The baseline is what an application does with a client of its own that keeps a m
 with its version, then add it or replace it by CAS, each with its answer. It leaves out the delete of the entry, which
 ours includes. Beside it meta-memcache, which adds and deletes, and the quickest that pymemcache has: many blind sets
 and deletes, which forget what another invalidator knew, without an answer to any of them.
+
+Where client and node share a core, nobody can be quicker than the node itself: `invalidation_bare` compares with a
+client that sends the same commands, made before the clock starts, and reads the answers without a look at them.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import Final
@@ -17,19 +21,22 @@ from meta_memcache.configuration import ServerAddress, connection_pool_factory_b
 from meta_memcache.protocol import SetMode
 from pymemcache.client.base import Client
 
-from benchmarks.cores import settle_node
+from benchmarks.cores import Placement, only_on, settle_node
 from benchmarks.measure import Criterion, Result, Timings, interleave, stopwatch
 from benchmarks.pipeline import LIFE, STRIPES, put_stripes
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, apply_batch
 from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import encode_chunk, stripe_keys, stripe_numbers
 from freshness.algorithm.invalidate import Target, invalidate, shorten
 from freshness.algorithm.membership import Membership, NodePolicy
-from freshness.algorithm.request import Head
+from freshness.algorithm.request import Head, Strikes
 from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.meta import FENCE, encode_strikes
 from freshness.position import MariadbPosition
 from integration.servers import Memcached
 
+RECEIVE_BYTES: Final = 65_536
 KEYS_IN_BATCH: Final = 2000
 KEYS: Final = 3 * KEYS_IN_BATCH
 """In one round."""
@@ -47,10 +54,12 @@ LEASE_SECONDS: Final = 60
 
 ABSENT: Final = Criterion(at_least=15)
 PRESENT: Final = Criterion(at_least=12)
+BARE_RATE: Final = Criterion(at_least=0.4)
 SERIAL: Final = "serial pymemcache gets + add"
 SERIAL_CAS: Final = "serial pymemcache gets + cas"
 META: Final = "serial meta-memcache add + delete"
 BLIND: Final = "pymemcache set_many + delete_many, blind, noreply"
+BARE: Final = "the same commands, made before, answers unread"
 
 Send = Callable[[list[bytes], int], None]
 """Invalidates these keys by the event with this sequence number."""
@@ -67,7 +76,14 @@ def measure_invalidation(rounds: int) -> list[Result]:
             put_stripes(node, NAMESPACE, LINEAGE, MariadbPosition())
             gathered, serial = _gathered(address, node), _serial(client)
             return [
-                *_compare("invalidation", (ABSENT, PRESENT), gathered, serial, rounds),
+                *_compare(
+                    "invalidation",
+                    (only_on(Placement.OTHER_CORE, ABSENT), only_on(Placement.OTHER_CORE, PRESENT)),
+                    gathered,
+                    serial,
+                    rounds,
+                ),
+                _against_bare(address, gathered, rounds),
                 *_compare("invalidation_batch", (None, None), _applied(address, node), serial, rounds),
                 _against("invalidation_meta", gathered, _by_meta(address), META, rounds),
                 _against("invalidation_blind", gathered, _blind(client), BLIND, rounds),
@@ -93,6 +109,40 @@ def _compare(
 
 def _against(name: str, ours: Send, theirs: Send, baseline: str, rounds: int) -> Result:
     return _measure(name, ours, theirs, 1, rounds).per_second(name, KEYS, "keys/s", baseline)
+
+
+def _against_bare(address: str, ours: Send, rounds: int) -> Result:
+    host, _, port = address.rpartition(":")
+    names = stripe_keys(NAMESPACE, LINEAGE, STRIPES)
+
+    def encode(batch: list[bytes], number: int) -> bytes:
+        chunk = encode_chunk(LIFE, MariadbPosition.of(0, 1, number))
+        stripes = [names[each] for each in stripe_numbers(batch, STRIPES)]
+        strikes = Strikes(stripes, chunk, batch)
+        return b"".join([*encode_strikes(strikes, 0, len(strikes)), FENCE])
+
+    with socket.create_connection((host, int(port))) as connection:
+
+        def exchange(pieces: list[bytes]) -> None:
+            for piece in pieces:
+                connection.sendall(piece)
+                while not connection.recv(RECEIVE_BYTES).endswith(b"MN\r\n"):
+                    pass
+
+        def keys_of(who: bytes, number: int) -> list[bytes]:
+            return [b"bare:%b:%d:%d" % (who, number, place) for place in range(KEYS)]
+
+        def bare(number: int) -> float:
+            pieces = [encode(batch, number + 1) for batch in _batches(keys_of(b"theirs", number))]
+            return stopwatch(lambda: exchange(pieces))
+
+        def candidate(number: int) -> float:
+            keys = keys_of(b"ours", number)
+            return stopwatch(lambda: ours(keys, 1))
+
+        timings = interleave(candidate, bare, rounds)
+    criterion = only_on(Placement.SAME_CORE, BARE_RATE)
+    return timings.per_second("invalidation_bare", KEYS, "keys/s", BARE, criterion)
 
 
 def _measure(name: str, ours: Send, theirs: Send, sequence: int, rounds: int) -> Timings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,13 +21,14 @@ from integration.servers.database import SCHEMA
 from integration.servers.mysql import OLDER
 from integration.servers.process import find_free_port
 from integration.tested_on import TestedOn
-from tests.selection import mark_rest
+from tests.selection import mark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SPARK_FILE: Final = re.compile(r"/spark/|audit")
-"""Those that `make spark` runs."""
+GROUPS: Final = {"spark": re.compile(r"/spark/|audit"), "vitess": re.compile(r"/vitess/real/")}
+"""Files whose tests stay in one process: two of Spark at once starve each other, and a cluster of
+Vitess takes memory."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,9 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Before ``-m`` chooses."""
-    mark_rest(items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before ``-m`` chooses. Groups come first: they take the longest."""
+    mark(items)
+    items.sort(key=lambda item: find_group(item.nodeid.partition("::")[0]) is None)
 
 
 @pytest.fixture(scope="session")
@@ -107,19 +109,23 @@ def port() -> int:
     return find_free_port()
 
 
-class SparkApart(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests stay in one process, and those of Spark all in the same one: two at once starve each other."""
+def find_group(file: str) -> str | None:
+    return next((name for name, files in GROUPS.items() if files.search(file)), None)
+
+
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests stay in one process, and those of a group all in the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "spark" if SPARK_FILE.search(file) else file
+        return find_group(file) or file
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkApart:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     """How tests are divided among processes: in their order, so that short ones fill the end."""
     config.option.loadscopereorder = False
-    return SparkApart(config, log)
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="module")

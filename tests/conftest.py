@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
-from tests.selection import mark_rest
+from tests.selection import mark
 
 settings.register_profile("random", settings.default, deadline=None)
 settings.register_profile("same", settings.get_profile("random"), derandomize=True)
@@ -18,4 +18,4 @@ settings.load_profile("same")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Before ``-m`` chooses."""
-    mark_rest(items)
+    mark(items)

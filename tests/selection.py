@@ -1,6 +1,7 @@
-"""Which tests `make test` runs of those on real servers and on Spark, and which costly ones it leaves to `make full`.
+"""Which tests `make test` runs of those on real servers and on Spark, which costly ones it leaves to `make full`, and
+which of these `make full` leaves to `make long`.
 
-A test that is left out has the marker ``rest``.
+A test that `make test` leaves out has the marker ``rest``, one that `make full` leaves out has ``long``.
 """
 
 from __future__ import annotations
@@ -62,8 +63,41 @@ CORE: Final = (
 )
 """Beginnings of node ids among the costly ones that `make test` runs all the same: each area on real servers."""
 
+LONG: Final = (
+    "integration/appclient/test_cancelled_reads.py::test_a_cancelled_read_never_gives_its_answer_to_another_one[mysql",
+    "integration/demo/test_quickstart.py::test_the_page_of_sqlalchemy[mysql",
+    "integration/demo/test_quickstart.py::test_the_page_of_the_application_library[mysql",
+    "integration/django/test_tutorial.py::test_the_tutorial_leads_to_reads_from_the_cache[mysql",
+    "integration/examples/test_shops.py::test_a_profile_names_the_parts_of_a_page[fastapi",
+    "integration/invalidator/test_bad_input.py::test_the_http_port_is_taken[mysql",
+    "integration/invalidator/test_checkup.py::test_a_node_that_a_neighbour_has_filled_is_told_as_such[mysql",
+    "integration/invalidator/test_cli.py::test_the_verbs_that_look[mysql",
+    "integration/invalidator/test_probe.py::test_lag_alone_is_no_alarm[mysql",
+    "integration/invalidator/test_process.py::test_memcached_evicts_stripes_in_the_middle[mysql",
+    "integration/invalidator/test_process.py::test_memcached_flushed_by_a_stranger[mysql",
+    "integration/invalidator/test_process.py::test_memcached_paused_in_the_middle[mysql",
+    "integration/invalidator/test_process.py::test_the_only_invalidator_paused_hits_end_within_max_staleness[mysql",
+    "integration/invalidator/test_promotion.py::"
+    "test_a_crash_is_followed_by_the_replica_that_was_promoted_also_after_a_restart[mysql",
+    "integration/invalidator/test_stable_name.py::test_a_crash_behind_a_name_begins_new_lives[mariadb",
+    "integration/invalidator/test_stable_name.py::test_a_previous_primary_that_stores_nothing_behind_a_name[mariadb",
+    "integration/servers/test_shards.py::test_a_split_and_a_merge_keep_every_row[mariadb-replicated",
+    "integration/servers/test_shards.py::test_a_split_and_a_merge_keep_every_row[mysql-copied",
+    "integration/stream/test_stream_service.py::test_a_recorder_that_is_killed_again_and_again[mysql",
+    "integration/stream/test_stream_service.py::test_a_recording_is_replayed_into_the_nodes[mariadb-archive",
+    "integration/stream/test_stream_service.py::test_a_recording_is_replayed_into_the_nodes[mysql-lines",
+    "integration/stream/test_stream_service.py::test_a_slow_consumer_is_disconnected_and_the_invalidator_goes_on[mysql",
+    "integration/stream/test_update_stream.py::test_a_million_rows_in_one_transaction_pass_in_bounded_memory[mysql",
+    "integration/vitess/real/test_oracle.py::test_the_stream_is_the_log[keys-2",
+    "integration/vitess/real/test_oracle.py::test_the_stream_is_the_log[whole rows-2",
+)
+"""Beginnings of node ids of costly tests whose claim `make full` shows by the same test: on the other flavor, of
+another framework, or with another seed."""
 
-def mark_rest(items: Sequence[pytest.Item]) -> None:
+
+def mark(items: Sequence[pytest.Item]) -> None:
     for item in items:
+        if item.nodeid.startswith(LONG):
+            item.add_marker("long")
         if item.nodeid.startswith(COSTLY) and not item.nodeid.startswith(CORE):
             item.add_marker("rest")

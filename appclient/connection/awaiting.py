@@ -16,9 +16,11 @@ import os
 import select
 import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from freshness.errors import FreshnessError, required_extra
 from freshness.network import Network, settle
@@ -30,26 +32,53 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+KEPT_MAX: Final = 128
+"""Greenlets that a thread keeps for its next functions: to make one takes longer than the rest of a hit."""
+
+
 class _Awaiting(greenlet):
-    """A function that may call `await_`."""
+    """Runs functions that may call `await_`."""
+
+
+def _run_all(function: Any, results: Any) -> NoReturn:
+    """One after the other. An error ends it."""
+    while True:
+        results.append(function())
+        function = results = None  # what waits for the next one keeps nothing alive, nor itself
+        parent = getcurrent().parent
+        assert parent is not None
+        function, results = parent.switch()
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.greenlets: list[_Awaiting] = []
+
+
+_KEPT: Final = _Kept()
 
 
 async def run_awaiting(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
     """The result of ``function``, which may call `await_`."""
-    running = _Awaiting(function, getcurrent())
-    running.gr_context = getcurrent().gr_context  # the context variables of the task
-    waiting: Any = running.switch(*args, **kwargs)
-    while not running.dead:
+    kept, current = _KEPT.greenlets, getcurrent()
+    running = kept.pop() if kept else _Awaiting(_run_all)
+    running.parent = current
+    running.gr_context = current.gr_context  # the context variables of the task
+    results: list[Result] = []
+    waiting: Any = running.switch(partial(function, *args, **kwargs), results)
+    while not results:
         try:
             answer = await waiting
         except BaseException as error:  # noqa: BLE001 - raised in the function, which cleans up and lets it out
             waiting = running.throw(error)
         else:
             waiting = running.switch(answer)
-    result: Result = waiting
-    return result
+    running.gr_context = None
+    if len(kept) < KEPT_MAX:
+        kept.append(running)
+    return results[0]
 
 
 def await_(awaitable: Awaitable[Result]) -> Result:
@@ -87,13 +116,90 @@ def _wait_ready(descriptor: int, reads: bool, writes: bool, seconds: float | Non
 
 
 class AwaitingSocket(socket.socket):
-    """A socket that waits by `await_`. Its descriptor never blocks; its time-out is kept here."""
+    """A socket that waits by `await_`. Its descriptor never blocks; its time-out is kept here.
+
+    Its loop receives what is awaited, and goes on watching it: to begin takes longer than the rest of a wait. It ends
+    when something comes which nobody awaits.
+    """
 
     _seconds: float | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The loop that watches it."""
+    _awaited: tuple[asyncio.Future[Any], Callable[[], Any]] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _until: float | None = None
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         super().__init__(family, type, proto, fileno)
         super().setblocking(False)
+
+    def _receive(self, receive: Callable[[], Result]) -> Result:
+        try:
+            return receive()
+        except BlockingIOError:
+            if self._seconds == 0:
+                raise
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self.unwatch()
+            loop.add_reader(self.fileno(), self._note_readable)
+            self._loop = loop
+        future: asyncio.Future[Result] = loop.create_future()
+        self._awaited = future, receive
+        self._until = None if self._seconds is None else loop.time() + self._seconds
+        if self._until is not None and (self._timer is None or self._timer.when() > self._until):
+            self._set_timer(loop, self._until)
+        try:
+            return await_(future)
+        except BaseException:
+            self.unwatch()
+            raise
+        finally:
+            self._awaited = None
+
+    def _note_readable(self) -> None:
+        if self._awaited is None or self._awaited[0].done():
+            self.unwatch()
+            return
+        future, receive = self._awaited
+        try:
+            future.set_result(receive())
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            future.set_exception(error)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(until, self._note_time, loop)
+
+    def _note_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer serves many waits, each of which moves its end."""
+        self._timer = None
+        if self._awaited is None or self._awaited[0].done() or self._until is None:
+            return
+        if loop.time() < self._until:
+            self._set_timer(loop, self._until)
+        else:
+            self._awaited[0].set_exception(TimeoutError("timed out"))
+
+    def unwatch(self) -> None:
+        """Leave the loop; the next wait joins one again."""
+        loop, timer = self._loop, self._timer
+        self._loop = self._timer = None
+        if timer is not None:
+            timer.cancel()
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self.fileno())
+
+    def close(self) -> None:
+        self.unwatch()
+        super().close()
+
+    def detach(self) -> int:
+        self.unwatch()
+        return super().detach()
 
     def gettimeout(self) -> float | None:
         return self._seconds
@@ -119,18 +225,10 @@ class AwaitingSocket(socket.socket):
             raise OSError(failure, os.strerror(failure))
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        while True:
-            try:
-                return super().recv(size, flags)
-            except BlockingIOError:
-                self._wait(reads=True)
+        return self._receive(partial(super().recv, size, flags))
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        while True:
-            try:
-                return super().recv_into(buffer, nbytes, flags)
-            except BlockingIOError:
-                self._wait(reads=True)
+        return self._receive(partial(super().recv_into, buffer, nbytes, flags))
 
     def send(self, data: Any, flags: int = 0) -> int:
         while True:
@@ -239,6 +337,8 @@ class LoopNetwork(Network):
         return await_(_gather(functions))
 
     def wait(self, waiting: socket.socket, events: int, seconds: float) -> bool:
+        if isinstance(waiting, AwaitingSocket):
+            waiting.unwatch()
         reads, writes = bool(events & select.POLLIN), bool(events & select.POLLOUT)
         return _wait_ready(waiting.fileno(), reads, writes, seconds)
 

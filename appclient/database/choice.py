@@ -19,7 +19,8 @@ LATE_SECONDS: Final = 1.0
 """A replica is late when it lacks what another server of the shard showed this long ago. Twice as long may pass."""
 
 REST_SECONDS: Final = 2.0
-"""How long a late replica is avoided, while another one answers. Then one read finds out whether it still is."""
+"""How long a late replica is avoided while another one answers, and not waited for. Then one read finds out
+whether it still is late."""
 
 
 class ServerChoice:
@@ -42,6 +43,7 @@ class ServerChoice:
         self._is_plain = len(self._replicas) < 2
         self._failed_until: dict[ServerAddress, float] = {}
         self._late_until: dict[ServerAddress, float] = {}
+        self._vain_until: dict[ServerAddress, float] = {}
         # The positions that servers had shown by then, and those since.
         self._expected: Position | None = None
         self._shown: Position | None = None
@@ -76,6 +78,15 @@ class ServerChoice:
         """A read of ``server`` has succeeded."""
         if self._failed_until:
             self._failed_until.pop(server, None)
+
+    def note_vain_wait(self, server: ServerAddress) -> None:
+        """A read has waited for ``server``, which did not show in time what it wanted."""
+        self._vain_until[server] = self._clock() + REST_SECONDS
+
+    def is_wait_vain(self, server: ServerAddress) -> bool:
+        """Whether a read has waited for ``server`` in vain within `REST_SECONDS`, and the primary can be read."""
+        is_vain = bool(self._vain_until) and self._vain_until.get(server, 0.0) > self._clock()
+        return is_vain and not self.is_avoided(self._primary)
 
     def note_position(self, server: ServerAddress, position: Position) -> None:
         """A read of ``server`` has shown this."""

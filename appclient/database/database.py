@@ -50,6 +50,7 @@ class Database:
             access,
             timeout_seconds=keyspace.query_timeout_seconds,
             wait_seconds=keyspace.at_least_wait_ms / 1000,
+            miss_wait_seconds=keyspace.miss_wait_ms / 1000,
         )
         self.shards = {shard.lineage: kind(keyspace.gtid_flavor, shard, its) for shard in keyspace.shards}
         """All shards by lineage, the shards that do not serve among them."""

@@ -8,10 +8,12 @@ first; used by ``appclient.database.shard``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet
 
 from appclient.connection.own_pool import BorrowingPool, OwnPool
@@ -25,7 +27,7 @@ from freshness.algorithm.lookup import ReadServer
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, reset_session, translated
-from freshness.database.session import set_up_sql
+from freshness.database.session import NAME_IN_SESSION, set_up_sql
 from freshness.errors import (
     ConnectionsExhausted,
     FreshnessError,
@@ -34,6 +36,8 @@ from freshness.errors import (
     SourceUnsuitable,
 )
 from freshness.network import BLOCKING, Network
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -49,7 +53,8 @@ IS_LAST: Final = ContextVar("is_last", default=False)
 class ServerAccess:
     """How a process reaches servers.
 
-    ``timeout_seconds``: limit of a statement. ``wait_seconds``: limit of the wait until a replica shows a commit.
+    ``timeout_seconds``: limit of a statement. ``wait_seconds``: limit of the wait until a replica shows a commit;
+    ``miss_wait_seconds``: until it shows what the cache requires of a miss.
     ``connections_max``: maximum of connections to each server. ``network``: how reads wait. ``open_connection``: in
     the place of `connect`.
     ``own_pools``: pools of the application, by host and port. ``zone``: zone of this process, "" for none.
@@ -59,6 +64,7 @@ class ServerAccess:
 
     timeout_seconds: float = 5.0
     wait_seconds: float = 0.05
+    miss_wait_seconds: float = 0.0
     connections_max: int = 32
     network: Network = BLOCKING
     clock: Callable[[], float] = running_clock
@@ -235,6 +241,35 @@ class ShardServers:
         reset_session(connection)
         self._set_up(connection, address)
         self._used.discard(connection)
+
+    def _close_changed(self, connection: Connection, address: ServerAddress) -> None:
+        log.warning(
+            "%s:%s: a session changed during a read, which is not stored: does a stored function set a variable?",
+            address.host,
+            address.port,
+        )
+        connection.close()
+
+    def _new_question(self) -> tuple[str, str]:
+        """The name of a statement's first column, by which the answer is known to be the one to this very statement;
+        and the column: the name of the server that answers, NULL in a session that is not set up."""
+        question = f"question_{random.getrandbits(48):012x}"
+        return question, f"{NAME_IN_SESSION[self._flavor]} AS {question}"
+
+    def _ask(
+        self, connection: Connection, question: str, sql: str, params: Sequence[Any] = ()
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The names of the columns and the rows. Raises `SourceUnavailable` if they answer another question."""
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            rows = list(cursor.fetchall())
+            names = [str(column[0]) for column in cursor.description or ()]
+        if names[:1] != [question]:
+            raise SourceUnavailable(
+                f"a server of {self._shard.lineage} gave the answer to another question",
+                hint="the connection is one answer behind and was closed; is a proxy in between?",
+            )
+        return names, rows
 
     def is_own(self, address: ServerAddress) -> bool:
         """Whether the connections to this server are the library's own."""

@@ -8,7 +8,6 @@ token (F107).
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +49,6 @@ from freshness.algorithm.request import LATEST
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, executed_position
-from freshness.database.session import NAME_IN_SESSION
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken, covers, lacks
@@ -83,7 +81,9 @@ class ShardDatabase(ShardServers):
     def __init__(self, flavor: str, shard: Shard, access: ServerAccess = DEFAULTS) -> None:
         super().__init__(flavor, shard, access)
         self.lineage = shard.lineage
-        self._wait_seconds = min(access.wait_seconds, access.timeout_seconds * WAIT_SHARE)
+        wait_max = access.timeout_seconds * WAIT_SHARE
+        self._wait_seconds = min(access.wait_seconds, wait_max)
+        self._miss_wait_seconds = min(access.miss_wait_seconds, wait_max)
         self._epoch: tuple[int, float] | None = None
 
     def query(
@@ -253,14 +253,6 @@ class ShardDatabase(ShardServers):
             return None
         return token
 
-    def _close_changed(self, connection: Connection, address: ServerAddress) -> None:
-        log.warning(
-            "%s:%s: a session changed during a read, which is not stored: does a stored function set a variable?",
-            address.host,
-            address.port,
-        )
-        connection.close()
-
     def rows_with_token(
         self,
         table: str,
@@ -338,9 +330,12 @@ class ShardDatabase(ShardServers):
         """As `_read_asked`. Raises `Behind` for a replica that does not show ``required``, unless it is the last one
         and the primary is down or gets no more such reads."""
         token, server = self._read_asked(connection, address, asked)
-        primary = self._shard.primary
-        if address == primary or not lacks(token, required):
+        if required is None or address == self._shard.primary or not lacks(token, required):
             return token, server
+        if (waited := self._wait(connection, address, required, token, self._miss_wait_seconds)) is not None:
+            if (observer := self._access.observer) is not None:
+                observer.need_primary("waited")
+            return waited
         if IS_LAST.get() and not self.is_permitted():
             return token, server
         raise behind(address)
@@ -403,18 +398,32 @@ class ShardDatabase(ShardServers):
             if is_of_the_past(asked, token) or self._has_committed(connection, asked, token, server):
                 return token, server
             raise behind(address)
-        if (
-            IS_LAST.get()
-            and self._wait_seconds
-            and (asked.lineage, asked.epoch) == (token.lineage, token.epoch)
-        ):
-            question, name = self._new_question()
-            sql = wait_sql(self._flavor, name, self._wait_seconds)
-            self._ask(connection, question, sql, [str(asked.position)])
-            token, server = self.read_token(connection)
-            if token is not None and covers(token, asked):
-                return token, server
+        if (waited := self._wait(connection, address, asked, token, self._wait_seconds)) is not None:
+            return waited
         raise behind(address)
+
+    def _wait(
+        self,
+        connection: Connection,
+        address: ServerAddress,
+        wanted: EventToken,
+        shown: EventToken | None,
+        seconds: float,
+    ) -> tuple[EventToken, str] | None:
+        """As `read_token`, of the last replica before the primary once it shows ``wanted``. None if it does not
+        within ``seconds``, or did not when another read has just waited for it."""
+        if shown is None or (wanted.lineage, wanted.epoch) != (shown.lineage, shown.epoch):
+            return None
+        if not seconds or not IS_LAST.get() or self._choice.is_wait_vain(address):
+            return None
+        question, name = self._new_question()
+        sql = wait_sql(self._flavor, name, seconds)
+        self._ask(connection, question, sql, [str(wanted.position)])
+        token, server = self.read_token(connection)
+        if token is not None and covers(token, wanted):
+            return token, server
+        self._choice.note_vain_wait(address)
+        return None
 
     def _has_committed(
         self, connection: Connection, asked: EventToken, shown: EventToken, server: str
@@ -476,24 +485,3 @@ class ShardDatabase(ShardServers):
         server = str(answers[0][0]) if answers else ""
         rows = [row[1:] for row in answers] if server else []
         return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows), server
-
-    def _new_question(self) -> tuple[str, str]:
-        """The name of a statement's first column, by which the answer is known to be the one to this very statement;
-        and the column: the name of the server that answers, NULL in a session that is not set up."""
-        question = f"question_{random.getrandbits(48):012x}"
-        return question, f"{NAME_IN_SESSION[self._flavor]} AS {question}"
-
-    def _ask(
-        self, connection: Connection, question: str, sql: str, params: Sequence[Any] = ()
-    ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The names of the columns and the rows. Raises `SourceUnavailable` if they answer another question."""
-        with connection.cursor() as cursor:
-            cursor.execute(sql, params or None)
-            rows = list(cursor.fetchall())
-            names = [str(column[0]) for column in cursor.description or ()]
-        if names[:1] != [question]:
-            raise SourceUnavailable(
-                f"a server of {self._shard.lineage} gave the answer to another question",
-                hint="the connection is one answer behind and was closed; is a proxy in between?",
-            )
-        return names, rows

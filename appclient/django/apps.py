@@ -135,8 +135,11 @@ class FreshnessConfig(AppConfig):
     @property
     def cache(self) -> Cache:
         """The cache of this process, opened at the first call. Raises `ConfigError`."""
-        with self._opening:
-            return self._cache
+        opened: Cache | None = self.__dict__.get("_cache")
+        if opened is None:
+            with self._opening:
+                opened = self._cache
+        return opened
 
     @cached_property
     def _cache(self) -> Cache:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
+
 from appclient.cache import Cache
 
 
 def get_app() -> Any:
     """The `FreshnessConfig`. Raises LookupError where ``appclient.django`` is not in INSTALLED_APPS."""
-    from django.apps import apps
-
     return apps.get_app_config("freshness")
 
 

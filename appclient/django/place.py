@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from freshness.config.config import Config
@@ -40,12 +41,16 @@ class DjangoDatabases:
 
 def place_of(database: Mapping[str, Any]) -> DatabasePlace:
     """Raises `ConfigError` for a port that is not a number."""
-    host, port = str(database.get("HOST") or "localhost"), database.get("PORT") or 3306
+    return _place(database.get("HOST"), database.get("PORT"), database.get("NAME"))
+
+
+@lru_cache
+def _place(host: Any, port: Any, name: Any) -> DatabasePlace:
     try:
-        number = int(port)
+        number = int(port or 3306)
     except (TypeError, ValueError):
         raise ConfigError(f"DATABASES has the port {port!r}", hint="expected a number") from None
-    return _host(host), number, str(database.get("NAME") or "")
+    return _host(str(host or "localhost")), number, str(name or "")
 
 
 def find_places(config: Config, databases: Mapping[str, Mapping[str, Any]]) -> DjangoDatabases:

@@ -51,14 +51,16 @@ _KEYS: Final = frozenset(
 _DAY: Final = timedelta(days=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ModelObject:
-    """The object of ``freshness.toml`` that is the rows of a model. ``key``: the field of the primary key."""
+    """The object of ``freshness.toml`` that is the rows of a model. ``key``: the field of the primary key.
+    ``numbers``: numbers that the field is known to leave as they are."""
 
     model: type[Model]
     name: str
     keyspace: str
     key: Any
+    numbers: range = range(0)
 
 
 def find_objects(

@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, connections
-from django.db.models import Manager, Model, Q, QuerySet
+from django.db.models import Field, Manager, Model, Q, QuerySet
 from django.db.models.query import ModelIterable
 
+from appclient.cache import Cache
 from appclient.django.installed import get_app
 from appclient.django.plan import InstancePlan, ModelObject
 from appclient.django.session import get_session, is_dirty, is_special, take_tokens
@@ -139,19 +140,22 @@ class CachedQuerySet(QuerySet):
             raise OperationalError(str(error)) from error
         # The ORM's own read must have the session's commits, too: the primary has
         stand_in = alias if token is None else next(iter(primaries), alias)
-        plan = _find_plan(app, subject, connection, spelled)
+        plan = _find_plan(app, cache, subject, connection, spelled)
         if plan is None:
             return stand_in
-        made = {
-            key: None if row is None else plan.make(row, alias, self._fetch_mode) for key, row in rows.items()
-        }
-        if any(made[key] is None and row is not None for key, row in rows.items()):
-            return stand_in
+        made = dict.fromkeys(rows)
+        for key, row in rows.items():
+            if row is not None:
+                made[key] = plan.make(row, alias, self._fetch_mode)
+                if made[key] is None:
+                    return stand_in
         return made
 
 
 def _spell(subject: ModelObject, key: Any, connection: Any) -> Any:
     """The key as the statement would have it; None if only the ORM knows it."""
+    if type(key) is int and key in subject.numbers:
+        return key
     if type(key) not in _KEY_TYPES:
         return None
     field = subject.key
@@ -162,6 +166,8 @@ def _spell(subject: ModelObject, key: Any, connection: Any) -> Any:
         return None  # the ORM raises it, in its own words
     if type(value) is int:
         low, high = connection.ops.integer_field_range(_integer_type(field))
+        if high is not None and type(field).__module__ == Field.__module__:
+            subject.numbers = range(1, high + 1)  # a zero may be refused
         return value if (low is None or low <= value) and (high is None or value <= high) else None
     return value if type(value) is str else None
 
@@ -172,10 +178,14 @@ def _integer_type(field: Any) -> str:
     return str(field.get_internal_type())
 
 
-def _find_plan(app: Any, subject: ModelObject, connection: Any, keys: Sequence[Any]) -> InstancePlan | None:
+def _find_plan(
+    app: Any, cache: Cache, subject: ModelObject, connection: Any, keys: Sequence[Any]
+) -> InstancePlan | None:
     """None if the ORM must read these rows. Asked after the rows were read: their reader has seen the floors."""
-    find = app.cache.lookups.find
-    lineages = {lineage: None for key in keys for lineage in find(subject.name, key).policy.lineages}
+    lookups, name = cache.lookups, subject.name
+    lineages: Collection[str] = lookups.definition(name).policy.lineages
+    if len(lineages) > 1:
+        lineages = {lineage: None for key in keys for lineage in lookups.find(name, key).policy.lineages}
     try:
         types = app.column_types(subject, lineages)
     except ConfigError:
@@ -187,7 +197,7 @@ def _find_plan(app: Any, subject: ModelObject, connection: Any, keys: Sequence[A
         return None
     plans: dict[ModelObject, InstancePlan] = connection.__dict__.setdefault("_freshness_plans", {})
     plan = plans.get(subject)
-    if plan is None or plan.uses_time_zones != settings.USE_TZ or plan.types != types:
+    if plan is None or plan.uses_time_zones != settings.USE_TZ or plan.types is not types:
         plan = plans[subject] = InstancePlan(subject, types, connection)
     return plan
 

@@ -1,4 +1,5 @@
-"""The writes of a session: until its commit the cache stands aside, and after it a token has the commits.
+"""The application's own sessions: what makes them, and their writes. Until a commit the cache stands aside, and after
+it a token has the commits.
 
 Writes are seen when an engine sends statements, so a flush, a bulk operation and text are all seen. In doubt
 a statement is a write. Used by ``appclient.sqlalchemy``.
@@ -14,11 +15,12 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import Pool
 
 from appclient.connection.statement import SessionWatch, calls_stored_function, is_several
 from appclient.sqlalchemy.replay import Answer, ReplayEngine
+from freshness.errors import ConfigError
 from freshness.position.commit import CommitToken
 
 log = logging.getLogger(__name__)
@@ -141,15 +143,15 @@ class Writes:
         if connection not in state.connections:
             state.connections.append(connection)
 
-    def is_changed(self, state: SessionState, engine: Engine) -> bool:
-        """Whether statements of the session mean other rows than those of other sessions, or lock what they read."""
-        return engine.pool in self._changing or any(
-            _watch(connection).is_special or is_special(connection) for connection in state.connections
-        )
-
-    def has_written(self, state: SessionState) -> bool:
-        """Whether a connection of the session has written in its transaction."""
-        return any(connection in self._written for connection in state.connections)
+    def are_others(self, state: SessionState, bind: Connection | Engine) -> bool:
+        """Whether statements of the session mean other rows than those of other sessions, or lock what they read; or
+        a connection of the session has written in its transaction."""
+        if bind.engine.pool in self._changing or is_special(bind):
+            return True
+        for connection in state.connections:
+            if connection in self._written or _watch(connection).is_special or is_special(connection):
+                return True
+        return False
 
     def take_ended(self, state: SessionState) -> Iterator[Connection]:
         """Connections that have written, and whose transaction is over: not one that the session has joined."""
@@ -157,3 +159,59 @@ class Writes:
             if connection in self._written and not connection.in_transaction():
                 self._written.discard(connection)
                 yield connection
+
+
+# -- what the application hands over ------------------------------------------------------------------------
+
+
+def find_kinds(*, is_async: bool) -> tuple[type, type]:
+    """The classes of sessionmakers and of engines."""
+    if is_async:
+        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+        return async_sessionmaker, AsyncEngine
+    return sessionmaker, Engine
+
+
+def find_maker(sessions: Any, *, is_async: bool) -> Any:
+    """The sessionmaker of ``sessions``. Raises `ConfigError`."""
+    maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
+    kind, _ = find_kinds(is_async=is_async)
+    if not isinstance(maker, kind):
+        raise ConfigError(
+            f"the sessions are of type {type(sessions).__name__}",
+            hint=f"expected {'an async_sessionmaker' if is_async else 'a sessionmaker or a scoped_session of one'}",
+        )
+    return maker
+
+
+def listen_target(maker: Any) -> Any:
+    """The target for listeners of the events of these sessions alone."""
+    if isinstance(maker, sessionmaker):
+        return maker
+    base = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
+    if isinstance(base, sessionmaker):
+        return base
+    made = type("CachedSession", (base,), {})
+    maker.configure(sync_session_class=made)
+    return made
+
+
+def sync_engine(engine: Any) -> Engine:
+    """The engine itself, also of an ``AsyncEngine``."""
+    found: Engine = getattr(engine, "sync_engine", engine)
+    return found
+
+
+def sync_session(session: Any) -> Session:
+    """The session itself, also of an ``AsyncSession`` or a scope."""
+    found: Session = getattr(session, "sync_session", None) or (
+        session() if isinstance(session, scoped_session) else session
+    )
+    return found
+
+
+def server_of(engine: Engine) -> str:
+    """ "HOST:PORT/DATABASE"."""
+    url = engine.url
+    return f"{url.host}:{url.port or 3306}/{url.database}"

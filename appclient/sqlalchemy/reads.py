@@ -10,20 +10,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Select, event
 from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session, sessionmaker
-from sqlalchemy.util import await_only
+from sqlalchemy.util import LRUCache, await_only
 
 from appclient.cache import Cache
 from appclient.connection.commits import read_committed
 from appclient.database.atleast import AtLeast
-from appclient.sqlalchemy.bykey import ByKey, find_by_key, find_columns, may_be_by_key
+from appclient.sqlalchemy.bykey import ByKey, find_by_key, find_columns, find_get, may_be_by_key
 from appclient.sqlalchemy.composite import CachedSelect, answer_from
-from appclient.sqlalchemy.own import SERIALIZABLE, SessionState, Writes, is_special
-from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, open_replay, replayed
+from appclient.sqlalchemy.own import (
+    SERIALIZABLE,
+    SessionState,
+    Writes,
+    find_kinds,
+    find_maker,
+    listen_target,
+    server_of,
+    sync_engine,
+    sync_session,
+)
+from appclient.sqlalchemy.replay import (
+    Answer,
+    CompiledRows,
+    ReplayEngine,
+    StandAside,
+    find_compiled,
+    load,
+    open_replay,
+    replayed,
+)
 from freshness.config.keyspace import Keyspace
 from freshness.database.session import ISOLATION
 from freshness.errors import (
@@ -51,6 +71,9 @@ _SESSION: Final = (
 _ASKED: Final = "freshness_asked"
 """In `Connection.info`, which lasts as long as the driver's connection."""
 
+PLANS_KEPT: Final = 500
+"""Statements, as many as an engine of SQLAlchemy keeps."""
+
 _UTC: Final = frozenset({"+00:00", "UTC", "GMT", "ETC/UTC", "ZULU"})
 
 
@@ -61,6 +84,8 @@ class _Plan:
     object_name: str
     by_key: ByKey
     key_columns: tuple[str, ...]
+    take: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    """Returns a row's columns in the statement's order. Raises KeyError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +108,10 @@ class _Site:
     replay: ReplayEngine
     session: _EngineSession | None = None
     is_zone_logged: bool = False
-    plans: WeakKeyDictionary[Any, _Plan | None] = field(default_factory=WeakKeyDictionary)
-    """The plan by compiled statement; None if it reads no object."""
+    plans: LRUCache[Any, tuple[CompiledRows, _Plan | None, Any]] = field(
+        default_factory=lambda: LRUCache(PLANS_KEPT)
+    )
+    """By the key of a statement, its layout, its plan, which is None if it reads no object, and the statement."""
     columns: WeakKeyDictionary[Any, Mapping[str, set[str]]] = field(default_factory=WeakKeyDictionary)
     """The columns that a compiled statement shows, by table."""
 
@@ -116,8 +143,8 @@ class CachedReads:
         self._servers: dict[Engine, str] = {}
         self._sites: WeakKeyDictionary[Engine, _Site | None] = WeakKeyDictionary()
         for engine, server in (servers or {}).items():
-            self._servers[_sync(engine)] = server
-            if self._site(_sync(engine)) is None:
+            self._servers[sync_engine(engine)] = server
+            if self._site(sync_engine(engine)) is None:
                 raise ConfigError(
                     f"an engine is said to reach {server}, no server of a keyspace with one shard",
                     hint="expected a server of freshness.toml, as host:port",
@@ -128,18 +155,18 @@ class CachedReads:
             if entry.table is not None and not entry.is_list:
                 self._objects.setdefault((entry.keyspace, entry.table), []).append(entry.name)
                 self._keys.update((entry.table, column) for column in entry.key)
-        maker = _find_maker(sessions, is_async=self._is_async)
+        maker = find_maker(sessions, is_async=self._is_async)
         bind = maker.kw.get("bind")
-        kind = _find_kinds(is_async=self._is_async)[1]
-        self._engine = _sync(bind) if isinstance(bind, Engine | kind) else None
+        kind = find_kinds(is_async=self._is_async)[1]
+        self._engine = sync_engine(bind) if isinstance(bind, Engine | kind) else None
         if self._engine is not None:
             self._writes.observe(self._engine)
             if self._site(self._engine) is None:
                 raise ConfigError(
-                    f"the sessions' engine is of {_server_of(self._engine)}, no server of a keyspace with one shard",
+                    f"the sessions' engine is of {server_of(self._engine)}, no server of a keyspace with one shard",
                     hint="give it the host, port and database of freshness.toml, or name the server in servers=",
                 )
-        target: Any = _listen_target(maker)
+        target: Any = listen_target(maker)
         event.listen(target, "do_orm_execute", self._read)
         event.listen(target, "after_begin", self._begin)
         event.listen(target, "after_commit", self._end)
@@ -170,7 +197,7 @@ class CachedReads:
 
         Raises `SourceUnavailable` if the session has commits that no token has.
         """
-        state = SessionState.of(_session(session))
+        state = SessionState.of(sync_session(session))
         if state.is_blind:
             raise SourceUnavailable(
                 "no token has the commits of this session",
@@ -181,7 +208,7 @@ class CachedReads:
     def demand(self, session: Session | AsyncSession | scoped_session[Any], at_least: AtLeast | None) -> None:
         """Later reads of the session have these commits, if any. Raises `FormatError` for a text that is none."""
         token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
-        SessionState.of(_session(session)).add(token)
+        SessionState.of(sync_session(session)).add(token)
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -209,7 +236,7 @@ class CachedReads:
     def _committed(self, connection: Connection) -> CommitToken | None:
         site = self._site(connection.engine)
         if site is None:
-            raise ConfigError(f"{_server_of(connection.engine)} is no server of freshness.toml")
+            raise ConfigError(f"{server_of(connection.engine)} is no server of freshness.toml")
         position = read_committed(connection.connection.dbapi_connection, site.keyspace.gtid_flavor)
         if position is None:
             return None
@@ -230,11 +257,10 @@ class CachedReads:
         site = self._find_serving(session, state, orm.bind_arguments)
         if site is None:
             return None
-
-        def answer(context: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-            return self._find_rows(site, session, context, parameters)
-
-        return replayed(orm, site.replay, answer)
+        try:
+            return self._find_result(site, orm)
+        except StandAside:
+            return None
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -249,7 +275,7 @@ class CachedReads:
             rows = self.fetch(session, object_name, key if len(key) > 1 else key[0])
         except StandAside:
             return None
-        return site.replay, answer_from(rows, lambda context: self.check_zone(site, context))
+        return site.replay, answer_from(rows, lambda context: self.check_zone(site, context.compiled))
 
     def _find_serving(self, session: Session, state: SessionState, bind_arguments: Any) -> _Site | None:
         """The server that the cache stands in for; None if the session has changes, or has written in its
@@ -259,8 +285,7 @@ class CachedReads:
         bind = session.get_bind(**bind_arguments)
         if isinstance(bind, Connection) and bind.in_transaction():
             self._writes.begin(state, bind)  # the application's own, from before the session's transaction
-        is_changed = self._writes.is_changed(state, bind.engine)
-        if is_changed or self._writes.has_written(state) or is_special(bind):
+        if self._writes.are_others(state, bind):
             return None
         site = self._site(bind.engine)
         return site if site is not None and self._is_usual(site, state, bind.engine) else None
@@ -324,14 +349,14 @@ class CachedReads:
             log.warning("the session's own engine is read in the place of the cache: %s", error)
             raise StandAside from error
 
-    def check_zone(self, site: _Site, context: Any) -> None:
+    def check_zone(self, site: _Site, compiled: Any) -> None:
         """Raise `StandAside` if a TIMESTAMP would not be in the time zone of the application's own sessions."""
         assert site.session is not None, "asked before a statement is answered"
         if site.session.zone.upper() in _UTC:
             return
-        columns = site.columns.get(context.compiled)
+        columns = site.columns.get(compiled)
         if columns is None:
-            columns = site.columns[context.compiled] = find_columns(context.compiled)
+            columns = site.columns[compiled] = find_columns(compiled)
         (shard,) = site.keyspace.serving_shards
         for table, names in columns.items():
             try:
@@ -352,33 +377,58 @@ class CachedReads:
             )
         raise StandAside
 
-    def _find_rows(
-        self, site: _Site, session: Session, context: Any, parameters: Any
-    ) -> list[tuple[Any, ...]]:
-        compiled = context.compiled
-        try:
-            plan = site.plans[compiled]
-        except KeyError:
-            plan = site.plans[compiled] = self._find_plan(site, compiled)
+    def _find_result(self, site: _Site, orm: ORMExecuteState) -> Any:
+        """The result from the cache. Raises `StandAside`, and as `fetch`."""
+        statement: Any = orm.statement
+        made, key = None, None
+        if "compiled_cache" not in orm.execution_options:
+            key = find_get(statement)
+            if key is None:
+                made = statement._generate_cache_key()
+                key = made and made.key
+        known = site.plans.get(key) if key else None
+        if known is None:
+            layout = find_compiled(orm, site.replay)
+            known = layout, self._find_plan(site, layout.compiled), statement
+            if key:
+                site.plans[key] = known
+        layout, plan, _ = known
         if plan is None:
             raise StandAside
-        self.check_zone(site, context)
-        keys = plan.by_key.keys(context, parameters, plan.key_columns)
-        if any(
+        self.check_zone(site, layout.compiled)
+        rows = self._find_rows(plan, orm.session, self._find_keys(layout.compiled, plan, orm, made))
+        self.check_zone(site, layout.compiled)  # by the floors that this read has seen
+        if orm._compile_state_cls is None:
+            return replayed(orm, site.replay, lambda *_: rows)
+        return load(orm, layout, rows)
+
+    def _find_keys(self, compiled: Any, plan: _Plan, orm: ORMExecuteState, made: Any) -> list[Any]:
+        """``made``: the statement's own cache key, with the values that are in it."""
+        given: Any = orm.parameters or {}
+        if getattr(made, "params", None):
+            given = {**made.params, **given}
+        try:
+            values = compiled.construct_params(given, made and made.bindparams, escape_names=False)
+            keys = plan.by_key.keys(values, compiled._bind_processors, plan.key_columns)
+        except Exception as error:
+            raise StandAside from error  # the engine raises it in its own words
+        if plan.by_key.is_many:
+            if set(map(type, keys)) - {int}:
+                raise StandAside  # two spellings may be one row, which the database gives once
+        elif any(
             isinstance(value, (dict, list, set))
-            for key in keys
-            for value in (key if isinstance(key, tuple) else [key])
+            for value in (keys if len(plan.key_columns) == 1 else keys[0])
         ):
             raise StandAside  # the driver raises for it, or has a meaning of its own
-        if plan.by_key.is_many and any(type(key) is not int for key in keys):
-            raise StandAside  # two spellings may be one row, which the database gives once
+        return keys
+
+    def _find_rows(self, plan: _Plan, session: Session, keys: list[Any]) -> list[tuple[Any, ...]]:
         if len(keys) == 1:
             rows = [self.fetch(session, plan.object_name, keys[0])]
         else:
             rows = list(self.fetch(session, plan.object_name, keys, is_many=True).values())
-        self.check_zone(site, context)  # by the floors that this read has seen
         try:
-            return [tuple([row[column] for column in plan.by_key.columns]) for row in rows if row is not None]
+            return [plan.take(row) for row in rows if row is not None]
         except KeyError as error:
             raise StandAside from error  # the cached row is from before the column
 
@@ -392,7 +442,7 @@ class CachedReads:
             except FreshnessError as error:
                 raise StandAside from error  # no server has told the schema yet
             if set(columns) == set(by_key.parameters):
-                return _Plan(name, by_key, columns)
+                return _Plan(name, by_key, columns, _taking(*by_key.columns))
         return None
 
     def _site(self, engine: Engine) -> _Site | None:
@@ -403,7 +453,7 @@ class CachedReads:
             return site
 
     def _find_site(self, engine: Engine) -> _Site | None:
-        wanted = _server_of(engine)
+        wanted = server_of(engine)
         named = self._servers.get(engine)
         for keyspace in self._config.keyspaces.values():
             if keyspace.flavor == "vitess" or len(keyspace.serving_shards) != 1:
@@ -417,6 +467,10 @@ class CachedReads:
 
     def _settled(self, answer: Any) -> Any:
         return await_only(answer) if self._is_async else answer
+
+
+def _taking(first: str, *others: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return itemgetter(first, *others) if others else lambda row: (row[first],)
 
 
 def _is_special(orm: ORMExecuteState) -> bool:
@@ -433,52 +487,3 @@ def _is_special(orm: ORMExecuteState) -> bool:
         or execution.get("schema_translate_map")
         or orm._remaining_events()
     )
-
-
-def _find_kinds(*, is_async: bool) -> tuple[type, type]:
-    """The classes of sessionmakers and of engines."""
-    if is_async:
-        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
-
-        return async_sessionmaker, AsyncEngine
-    return sessionmaker, Engine
-
-
-def _find_maker(sessions: Any, *, is_async: bool) -> Any:
-    maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
-    kind, _ = _find_kinds(is_async=is_async)
-    if not isinstance(maker, kind):
-        raise ConfigError(
-            f"the sessions are of type {type(sessions).__name__}",
-            hint=f"expected {'an async_sessionmaker' if is_async else 'a sessionmaker or a scoped_session of one'}",
-        )
-    return maker
-
-
-def _listen_target(maker: Any) -> Any:
-    """The target for listeners of the events of these sessions alone."""
-    if isinstance(maker, sessionmaker):
-        return maker
-    base = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
-    if isinstance(base, sessionmaker):
-        return base
-    made = type("CachedSession", (base,), {})
-    maker.configure(sync_session_class=made)
-    return made
-
-
-def _sync(engine: Any) -> Engine:
-    found: Engine = getattr(engine, "sync_engine", engine)
-    return found
-
-
-def _session(session: Any) -> Session:
-    found: Session = getattr(session, "sync_session", None) or (
-        session() if isinstance(session, scoped_session) else session
-    )
-    return found
-
-
-def _server_of(engine: Engine) -> str:
-    url = engine.url
-    return f"{url.host}:{url.port or 3306}/{url.database}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pymysql
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import Connection, Engine, IteratorResult, make_url
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.pool import StaticPool
 
@@ -103,24 +104,57 @@ def open_replay(engine: Engine) -> ReplayEngine:
     return replay
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledRows:
+    """A compiled statement, and the layout of its rows: the context of a result that no cursor has."""
+
+    compiled: Any
+    metadata: Any
+    _is_server_side = False
+
+
+def find_compiled(orm: ORMExecuteState, replay: ReplayEngine) -> CompiledRows:
+    """The statement as SQLAlchemy compiles it, by one execution that finds no row."""
+    result = _run(orm, replay, lambda *_: [], None)
+    return CompiledRows(result.context.compiled, result._metadata)
+
+
+def load(orm: ORMExecuteState, layout: CompiledRows, rows: list[tuple[Any, ...]]) -> Any:
+    """The result of the ORM's statement, by its own loading, without another execution."""
+    kind: Any = orm._compile_state_cls
+    result: Any = IteratorResult(layout.metadata, iter(rows))
+    result.context = layout
+    return kind.orm_setup_cursor_result(
+        orm.session, orm.statement, orm.parameters or {}, orm.execution_options, orm.bind_arguments, result
+    )
+
+
 def replayed(orm: ORMExecuteState, replay: ReplayEngine, answer: Answer) -> Any:
     """The result of a statement with the rows of ``answer``; None if that stands aside."""
+    try:
+        return _run(orm, replay, answer, orm._compile_state_cls)
+    except StandAside:
+        return None
+
+
+def _run(orm: ORMExecuteState, replay: ReplayEngine, answer: Answer, kind: Any) -> Any:
+    """``kind``: the loading of its result, None for bare rows."""
     options = orm.execution_options.union({ANSWER: answer})
     parameters: Any = orm.parameters or {}
-    kind: Any = orm._compile_state_cls
     try:
         connection = replay.idle.pop()
     except IndexError:
         connection = replay.connect()
     try:
         if kind is None:
-            result = connection.execute(orm.statement, parameters, execution_options=options)
+            result: Any = connection.execute(orm.statement, parameters, execution_options=options)
         else:
             result = kind.orm_execute_statement(
                 orm.session, orm.statement, parameters, options, orm.bind_arguments, connection
             )
     except StandAside:
-        result = None
+        replay.idle.append(connection)
+        raise
     except BaseException:
         connection.close()  # SQLAlchemy may have marked it as broken
         raise

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from appclient.connection.pool import Pool
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -86,6 +86,9 @@ class Living:
         return self._seen
 
 
+PrimaryResult: TypeAlias = Literal["read", "bounded", "waited"]
+
+
 class Observer:
     """Called by one cache for each step, in the thread of the read; methods have to return soon.
 
@@ -113,9 +116,9 @@ class Observer:
     def share_load(self, lookup: Lookup) -> None:
         """A reader was given the value of another reader's load."""
 
-    def need_primary(self, is_permitted: bool) -> None:
-        """The replicas lack what the rows of a miss must show, or may lack it. ``is_permitted``: the primary is read,
-        within ``primary_reads_per_second``."""
+    def need_primary(self, result: PrimaryResult) -> None:
+        """The replicas lack what the rows of a miss must show, or may lack it. ``result``: the primary is read, a
+        replica beyond ``primary_reads_per_second``, or a replica once it showed it, within ``miss_wait_ms``."""
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""

@@ -26,7 +26,7 @@ with required_extra("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
-    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, Vitals
+    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, PrimaryResult, Vitals
 
 SCOPE: Final = "appclient"
 
@@ -113,7 +113,7 @@ class _Metrics:
         self.primary_reads = counts(
             "primary.reads",
             "{read}",
-            "Misses that the replicas could not answer, or may not (on_unknown), by result.",
+            "Misses that the replicas could not answer at once, or may not (on_unknown), by result.",
             "freshness.primary.result",
         )
         self.shadow_reads = counts(
@@ -228,8 +228,8 @@ class _OpenTelemetryObserver(Observer):
     def share_load(self, lookup: Lookup) -> None:
         self._metrics.loads_shared.add(1, self._namespace, lookup.policy.name)
 
-    def need_primary(self, is_permitted: bool) -> None:
-        self._metrics.primary_reads.add(1, self._namespace, "", "read" if is_permitted else "bounded")
+    def need_primary(self, result: PrimaryResult) -> None:
+        self._metrics.primary_reads.add(1, self._namespace, "", result)
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.add(1, self._namespace, lookup.policy.name, result)

@@ -28,7 +28,7 @@ with required_extra("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.metrics_core import Metric
 
-    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, Vitals
+    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, PrimaryResult, Vitals
 
 NOTED_MAX: Final = 512
 """Times that are noted before they go into their histogram."""
@@ -134,8 +134,8 @@ class _Metrics:
         "Keys whose reader was given the value of another reader's load.", "object"
     )
     primary_reads: Counter = _counter(
-        "Misses that the replicas could not answer, or may not (on_unknown). result: read from the primary, or "
-        "bounded and read from a replica.",
+        "Misses that the replicas could not answer at once, or may not (on_unknown). result: read from the primary, "
+        "bounded and read from a replica, or waited for a replica that showed the change in time.",
         "result",
     )
     shadow_reads: Counter = _counter(
@@ -314,8 +314,8 @@ class _PrometheusObserver(Observer):
     def share_load(self, lookup: Lookup) -> None:
         self._metrics.loads_shared.labels(self.namespace, lookup.policy.name).inc()
 
-    def need_primary(self, is_permitted: bool) -> None:
-        self._metrics.primary_reads.labels(self.namespace, "read" if is_permitted else "bounded").inc()
+    def need_primary(self, result: PrimaryResult) -> None:
+        self._metrics.primary_reads.labels(self.namespace, result).inc()
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.labels(self.namespace, lookup.policy.name, result).inc()

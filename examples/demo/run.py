@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pymysql
 
 from appclient import Cache
-from appclient.telemetry.observer import Observer, Vitals
+from appclient.telemetry.observer import Observer, PrimaryResult, Vitals
 from examples.demo.acknowledgement import ProgressLedger, StreamLedger, commit_position, track_gtids
 from examples.demo.databases import Flavor
 from examples.demo.interrupted import Interruptions
@@ -140,9 +140,9 @@ class PrimaryReads(Observer):
     def observe(self, _: Vitals) -> Observer:
         return self
 
-    def need_primary(self, is_permitted: bool) -> None:
-        self.count += is_permitted
-        self.refusals += not is_permitted
+    def need_primary(self, result: PrimaryResult) -> None:
+        self.count += result == "read"
+        self.refusals += result == "bounded"
 
 
 class _Run:

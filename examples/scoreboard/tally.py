@@ -1,7 +1,10 @@
-"""Counts the outcomes of cached reads, in all processes of an application: its hook ``on_read``."""
+"""Counts the outcomes of cached reads, in all processes of an application: its hook ``on_read``. It is None in a
+process without a place for the counts."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +17,13 @@ _READS: Final = Counter("shop_reads", "cached reads", ("is_hit",))
 _OF: Final = {is_hit: _READS.labels(str(is_hit)) for is_hit in (False, True)}
 
 
-def count(explanation: Explanation) -> None:
+def _count(explanation: Explanation) -> None:
     _OF[explanation.is_hit].inc()
+
+
+count: Final[Callable[[Explanation], None] | None] = (
+    _count if "PROMETHEUS_MULTIPROC_DIR" in os.environ else None
+)
 
 
 def read_tally(folder: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from freshness.algorithm.node import CacheNode
@@ -35,9 +36,8 @@ from freshness.position.token import EventToken
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def running_clock() -> float:
-    """Seconds, monotonic, and counting while the machine is suspended: the clock of both sides."""
-    return time.clock_gettime(_CLOCK)
+running_clock: Final[Callable[[], float]] = partial(time.clock_gettime, _CLOCK)
+"""Seconds, monotonic, and counting while the machine is suspended: the clock of both sides."""
 
 
 Result = TypeVar("Result")

@@ -16,6 +16,7 @@ able to run code in the application.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -51,6 +52,7 @@ _OPEN: Final = 1
 _HAS_STARTS: Final = 2
 """Flags of a record."""
 
+_unpack_u32: Final = struct.Struct(">I").unpack_from
 _HEAD: Final = {kind: bytes((MAGIC, FORMAT_VERSION, kind)) for kind in Kind}
 PART_HEAD: Final = _HEAD[Kind.PART]
 
@@ -155,10 +157,17 @@ def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None
     return data[at + 4 : position_end], data[identity_at:identity_end], identity_end
 
 
-def find_live_value(data: bytes, prefix_size: int, identity: bytes) -> int:
-    """The offset of the value in such an entry; 0 for another identity, or if the rest does not fit."""
-    at = prefix_size + 8
-    identity_at = at + 4 + int.from_bytes(data[at : at + 4], "big")
+def find_live_value(data: bytes, beginning: bytes, identity: bytes) -> int:
+    """The offset of the value in an entry that begins with this `live_prefix`. 0 if it does not, or is of another
+    identity, or does not fit."""
+    if not data.startswith(beginning):
+        return 0
+    at = len(beginning) + 8
+    try:
+        (position_size,) = _unpack_u32(data, at)
+    except struct.error:
+        return 0
+    identity_at = at + 4 + position_size
     wanted = len(identity).to_bytes(4, "big") + identity
     return identity_at + len(wanted) if data.startswith(wanted, identity_at) else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from freshness.algorithm.envelope import find_live_value
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.parts import fetch_parts
 from freshness.algorithm.request import MISSING, NO_TOKENS, Finds, Flow, Flows, Item, Procedure
@@ -29,11 +30,12 @@ def find_hit(
     view = context.views.get(lookup.node)
     if view is None or context.witness is not None:
         return None
-    refresh_seconds, fetched_at = context.node_refresh_seconds, view.fetched_at
-    if context.clock() - fetched_at >= refresh_seconds * REFRESH_SHARE:
+    refresh_seconds, fetched_at, clock = context.node_refresh_seconds, view.fetched_at, context.clock
+    if clock() - fetched_at >= refresh_seconds * REFRESH_SHARE:
         return None
     policy = lookup.policy
-    if view.find_refusal(policy) is not None:
+    refused, beginning = view.trust(policy)
+    if refused is not None:
         return None
     if at_least and view.find_behind(policy, at_least):
         return None
@@ -42,8 +44,11 @@ def find_hit(
     except BaseException:
         context.forget(lookup.node)
         raise
-    if not data or context.clock() - fetched_at > refresh_seconds:
+    if not data or clock() - fetched_at > refresh_seconds:
         return None
+    value_at = find_live_value(data, beginning, lookup.identity)
+    if value_at:
+        return Read(_HIT, data[value_at:], None, NO_TOKENS)
     refusal, payload = view.judge(policy, lookup.identity, data)
     return Read(_HIT, payload, None, NO_TOKENS) if refusal is None else None
 
@@ -81,17 +86,19 @@ def find_hits(
         if isinstance(found, FreshnessError) or now - view.fetched_at > refresh_seconds:
             continue
         policy: ObjectPolicy | None = None
-        is_refused = True
         for place, data in zip(places, found, strict=True):
             lookup = lookups[place]
             if lookup.policy is not policy:
                 policy = lookup.policy
-                is_refused = view.find_refusal(policy) is not None
-                judge = view.judging(policy)
+                refused, beginning = view.trust(policy)
             value = data.value if isinstance(data, Item) else data
-            if is_refused or not value or value is MISSING:
+            if refused is not None or not value or value is MISSING:
                 continue
-            refusal, payload = judge(lookup.identity, value)
+            value_at = find_live_value(value, beginning, lookup.identity)
+            if value_at:
+                hits[place] = Read(_HIT, value[value_at:], None, NO_TOKENS)
+                continue
+            refusal, payload = view.judge(policy, lookup.identity, value)
             if refusal is None:
                 hits[place] = Read(_HIT, payload, None, NO_TOKENS)
             elif refusal is ReadOutcome.PARTS:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from freshness.algorithm.envelope import (
     Filled,
@@ -39,9 +38,6 @@ COVERED_MAX: Final = 1024
 TTL_SLACK_SECONDS: Final = 1
 """The rest of an item's life can be shorter by so much than the whole seconds that a node says (F50)."""
 
-Judge: TypeAlias = Callable[[bytes, bytes], tuple[ReadOutcome | None, bytes | None]]
-"""From an identity and an entry's bytes to what `NodeView.judge` says."""
-
 _NO_BEGINNING: Final = (b"no entry begins like this", False)
 
 
@@ -55,7 +51,7 @@ class NodeView:
     __slots__ = (
         "_beginnings",
         "_covered",
-        "_refusals",
+        "_trusts",
         "_ttl_seconds",
         "fetched_at",
         "lives",
@@ -85,22 +81,11 @@ class NodeView:
         }
         self.outdated: Collection[str] = ()
         self._covered: dict[tuple[str, tuple[int, ...], str, bytes], bool] = {}
-        self._refusals: dict[tuple[tuple[str, ...], tuple[int, ...]], ReadOutcome | None] = {}
+        self._trusts: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[ReadOutcome | None, bytes]] = {}
 
     def find_refusal(self, policy: ObjectPolicy) -> ReadOutcome | None:
         """Why no entry of ``policy`` on this node may be served at all."""
-        asked = policy.lineages, policy.previous_rings
-        try:
-            return self._refusals[asked]
-        except KeyError:
-            pass
-        rings = self.ring, *policy.previous_rings
-        refusals = (find_record_refusal(self.records.get(lineage), rings) for lineage in policy.lineages)
-        refusal = next((each for each in refusals if each is not None), None)
-        if refusal is None and not set(policy.lineages).isdisjoint(self.outdated):
-            refusal = ReadOutcome.CLOCK
-        self._refusals[asked] = refusal
-        return refusal
+        return self.trust(policy)[0]
 
     def covers(self, policy: ObjectPolicy) -> bool:
         """Whether the invalidators of this node cover the object in the definition that this client has."""
@@ -137,12 +122,11 @@ class NodeView:
         lineages = policy.lineages
         if len(lineages) == 1:
             beginning, has_floors = self._beginnings.get(lineages[0], _NO_BEGINNING)
-            if data.startswith(beginning):
-                value_at = find_live_value(data, len(beginning), identity)
-                if value_at and (
-                    not has_floors or self._is_covered_entry(policy, lineages[0], data, len(beginning))
-                ):
-                    return None, data[value_at:]
+            value_at = find_live_value(data, beginning, identity)
+            if value_at and (
+                not has_floors or self._is_covered_entry(policy, lineages[0], data, len(beginning))
+            ):
+                return None, data[value_at:]
         try:
             entry = Filled.decode(data)
         except FormatError:
@@ -152,22 +136,23 @@ class NodeView:
             return refusal, None
         return ReadOutcome.PARTS if entry.is_parted else None, entry.value
 
-    def judging(self, policy: ObjectPolicy) -> Judge:
-        """`judge` for many entries of one object."""
+    def trust(self, policy: ObjectPolicy) -> tuple[ReadOutcome | None, bytes]:
+        """`find_refusal`, and the beginning of entries of which `find_live_value` finds the value that `judge` would;
+        the others are for `judge`."""
+        asked = policy.lineages, policy.previous_rings
+        try:
+            return self._trusts[asked]
+        except KeyError:
+            pass
+        rings = self.ring, *policy.previous_rings
+        refusals = (find_record_refusal(self.records.get(lineage), rings) for lineage in policy.lineages)
+        refusal = next((each for each in refusals if each is not None), None)
+        if refusal is None and not set(policy.lineages).isdisjoint(self.outdated):
+            refusal = ReadOutcome.CLOCK
         beginning, has_floors = self._beginnings.get(policy.lineages[0], _NO_BEGINNING)
-        judge = self.judge
-        if len(policy.lineages) != 1 or has_floors:
-            return partial(judge, policy)
-        size = len(beginning)
-
-        def judge_common(identity: bytes, data: bytes) -> tuple[ReadOutcome | None, bytes | None]:
-            if data.startswith(beginning):
-                value_at = find_live_value(data, size, identity)
-                if value_at:
-                    return None, data[value_at:]
-            return judge(policy, identity, data)
-
-        return judge_common
+        is_common = len(policy.lineages) == 1 and not has_floors
+        found = self._trusts[asked] = refusal, beginning if is_common else _NO_BEGINNING[0]
+        return found
 
     def find_behind(self, policy: ObjectPolicy, at_least: Mapping[str, EventToken]) -> Sequence[str]:
         """The lineages of the object whose progress is not known to have the commits of ``at_least``."""

@@ -147,6 +147,12 @@ class Keyspace:
         50,
         bounds=(0, 60_000),
     )
+    miss_wait_ms: int = setting(
+        "How long a miss waits for a replica that lacks what the cache says its rows must show, before it goes to "
+        "the primary. Behind Vitess it does not wait.",
+        0,
+        bounds=(0, 60_000),
+    )
 
     @property
     def gtid_flavor(self) -> GtidFlavor:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from pymemcache.client.base import Client, normalize_server_spec
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
-from freshness.algorithm.node import LATE_SECONDS, is_key
+from freshness.algorithm.node import LATE_SECONDS
 from freshness.algorithm.request import Reply, Request, Strikes
 from freshness.errors import ConfigError, FreshnessError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.nodes.meta import (
@@ -31,6 +31,7 @@ from freshness.nodes.meta import (
     ProtocolError,
     ReplyReader,
     decode_flow,
+    encode_find,
     encode_flow,
     encode_strikes,
     plan_strikes,
@@ -85,18 +86,18 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
 
     def find(self, key: bytes) -> bytes | None:
         connected = self._connection
-        if connected is None or self._awaited is not None or not is_key(key):
+        if connected is None or self._awaited is not None:
             return super().find(key)
+        command = encode_find(key)
         try:
-            connected.sendall(b"mg " + key + b" v\r\n")
+            connected.sendall(command)
             received = connected.recv(RECEIVE_BYTES)
             if received == b"EN\r\n":
                 return None
             # The common answer has come whole. One that has not is read by the rules of the protocol.
-            end = received.find(b"\r\n")
-            is_whole = end > 0 and received[:end] == b"VA %d" % (len(received) - end - 4)
-            if is_whole and received.endswith(b"\r\n"):
-                return received[end + 2 : -2]
+            head, _, value = received.partition(b"\r\n")
+            if head == b"VA %d" % (len(value) - 2) and value.endswith(b"\r\n"):
+                return value[:-2]
             return read_value(ReplyReader(self._receive, received))
         except BaseException as error:
             self._fail(error)

@@ -177,6 +177,14 @@ def _get_flags(vivify_ttl_seconds: int) -> bytes:
     return b" N%d v c t\r\n" % lifetime if lifetime else b" v c t\r\n"
 
 
+@lru_cache(maxsize=8192)
+def encode_find(key: bytes) -> bytes:
+    """The command for the value alone. Raises `FormatError` as `encode_flow`."""
+    if not is_key(key):
+        check_key(key)
+    return b"mg %b v\r\n" % key
+
+
 def encode_finds(finds: Finds) -> list[bytes]:
     """The commands of all of them. Raises `FormatError` as `encode_flow`."""
     keys = finds.keys

@@ -20,7 +20,7 @@ from integration.servers import Pair
 READS: Final = 10_000
 TASKS: Final = 20
 KEYS: Final = range(50)
-WAITS_MEAN: Final = 3.0
+WAITS_MEAN: Final = 5.0
 """A hit waits once; a composite that is read on new connections and stored waits about twenty times."""
 
 left: ContextVar[list[int]] = ContextVar("left")
@@ -29,21 +29,25 @@ left: ContextVar[list[int]] = ContextVar("left")
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """At which wait reads were cancelled. A task is cancelled in the middle of that wait."""
+    """At which wait reads were cancelled. A task is cancelled in the middle of that wait, or when its answer has
+    come and it does not run yet."""
     cancelled: Counter[int] = Counter()
-    wait_ready = awaiting._wait_ready
+    await_ = awaiting.await_
 
-    def wait(*arguments: Any) -> bool:
+    def wait(awaitable: Any) -> Any:
         budget = left.get([0, 0])
         budget[0] -= 1
         if budget[0] == 0:
             cancelled[budget[1]] += 1
             task = asyncio.current_task()
             assert task is not None
-            task.cancel()
-        return wait_ready(*arguments)
+            if isinstance(awaitable, asyncio.Future) and cancelled[budget[1]] % 2:
+                awaitable.add_done_callback(lambda _: task.cancel())
+            else:
+                task.cancel()
+        return await_(awaitable)
 
-    monkeypatch.setattr(awaiting, "_wait_ready", wait)
+    monkeypatch.setattr(awaiting, "await_", wait)
     return cancelled
 
 

@@ -11,7 +11,9 @@ from typing import Any, Final
 import pytest
 
 from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
-from appclient.telemetry.observer import Observer, TelemetryOption, Vitals
+from appclient.database import shard
+from appclient.database.atleast import wait_sql
+from appclient.telemetry.observer import Observer, PrimaryResult, TelemetryOption, Vitals
 from freshness.config.server import ServerAddress
 from freshness.database.connection import connect
 from integration.configuration import PROFILE
@@ -54,16 +56,16 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
 
 
 class PrimaryReads(Observer):
-    """Notes of each miss that the replica cannot answer whether the primary was read."""
+    """Notes how each miss that the replica cannot answer at once was read."""
 
     def __init__(self) -> None:
-        self.permitted: list[bool] = []
+        self.results: list[PrimaryResult] = []
 
     def observe(self, _: Vitals) -> Observer:
         return self
 
-    def need_primary(self, is_permitted: bool) -> None:
-        self.permitted.append(is_permitted)
+    def need_primary(self, result: PrimaryResult) -> None:
+        self.results.append(result)
 
 
 def open_cache(system: System, *, telemetry: TelemetryOption = None, **settings: Any) -> Cache:
@@ -140,6 +142,27 @@ def test_with_a_bound_of_0_the_primary_is_not_read(system: System) -> None:
         assert (value["v"], outcome) == (0, ReadOutcome.BOUNDED)
 
 
+def test_a_miss_waits_for_the_replica_by_a_setting(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica goes on as soon as it is asked to wait."""
+    text = system.config_path.read_text()
+    line = f'flavor = "{system.pair.primary.flavor}"'
+    waits = f"{line}\nmiss_wait_ms = 60000\nquery_timeout_seconds = 60"
+    system.config_path.write_text(text.replace(line, waits))
+    system.execute("UPDATE customers SET v = 1 WHERE id = 1")
+    system.wait_covered()
+
+    def go_on(*asked: Any) -> str:
+        system.pair.replica.start_replication()
+        return wait_sql(*asked)
+
+    monkeypatch.setattr(shard, "wait_sql", go_on)
+    reads = PrimaryReads()
+    with closing(open_cache(system, telemetry=reads)) as cache:
+        found: Explanation = cache.get("customer", 1, explain=True)
+        assert (found.value["v"], found.outcome) == (1, ReadOutcome.FILLED)
+        assert (found.servers["shop/-"].is_primary, reads.results) == (False, ["waited"])
+
+
 @pytest.mark.parametrize("settings", [{}, {"on_unknown": '"primary"'}], ids=["replica", "primary"])
 def test_while_a_node_is_down_the_setting_decides_over_the_server(
     settings: dict[str, Any], system: System
@@ -179,7 +202,7 @@ def test_hits_go_on_and_misses_are_of_the_primary_up_to_the_bound(system: System
         system.execute("UPDATE customers SET v = 4 WHERE id IN (1, 3, 5, 7)")
         system.wait_covered()
         answers = {key: read(bounded, "customer", key) for key in KEYS}
-        assert reads.permitted == [True, False, False, False]
+        assert reads.results == ["read", "bounded", "bounded", "bounded"]
         assert {key: (value["v"], outcome) for key, (value, outcome) in answers.items()} == {
             1: (4, ReadOutcome.FILLED),
             **dict.fromkeys([3, 5, 7], (0, ReadOutcome.BOUNDED)),

@@ -148,7 +148,7 @@ def count_pairs(system: System, cache: Cache, rounds: int, *, asks: bool = True)
     return at_once, hits, past
 
 
-@pytest.mark.parametrize("pairs", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pairs", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_no_pair_reads_its_past_and_most_are_hits(system: System, cache: Cache, pairs: int) -> None:
     system.pair.replica.replicate_from(system.pair.primary, delay_seconds=LAG_SECONDS)
     try:

@@ -63,7 +63,7 @@ def test_the_demo_poisons_the_others_and_not_event_tokens(options: tuple[str, ..
     assert strategies["delete_from_stream"]["poisoned"] > 0
 
 
-@pytest.mark.parametrize("flavor", [pytest.param("mariadb"), pytest.param("mysql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flavor", [pytest.param("mariadb"), pytest.param("mysql", marks=pytest.mark.long)])
 def test_on_a_primary_alone_no_value_of_event_tokens_is_old(flavor: str) -> None:
     result = demonstrate("--seconds", "6", "--replicas", "0", "--flavor", flavor)
     assert (result["replica_delay_seconds"], result["applier_pause_seconds"]) == (0, 0)

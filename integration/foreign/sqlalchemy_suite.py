@@ -94,24 +94,36 @@ class CachedSessions:
         second read of a row is a hit."""
         from appclient.sqlalchemy.own import SessionState
         from appclient.sqlalchemy.reads import CachedReads
+        from appclient.sqlalchemy.replay import _run
 
         kind: Any = CachedReads
-        find = kind._find_rows
+        find_result, find = kind._find_result, kind._find_rows
+        asked: list[Any] = []
 
-        def find_compared(reads: Any, site: Any, session: Any, context: Any, parameters: Any) -> Any:
+        def find_asked(reads: Any, site: Any, orm: Any) -> Any:
+            def note(_: Any, sql: str, parameters: Any) -> list[Any]:
+                asked[:] = sql, parameters
+                return []
+
+            _run(orm, site.replay, note, None)
             [(gtids,)] = self.ask("SELECT @@global.gtid_executed")
             database = reads.cache.database(site.keyspace.name)
-            SessionState.of(session).add(database.commit_token_of(gtids, shard=site.shard))
-            found = find(reads, site, session, context, parameters)
-            rows = self.ask(context.statement, parameters)
-            for answer in (found, find(reads, site, session, context, parameters)):
+            SessionState.of(orm.session).add(database.commit_token_of(gtids, shard=site.shard))
+            return find_result(reads, site, orm)
+
+        def find_compared(reads: Any, plan: Any, session: Any, keys: Any) -> Any:
+            sql, parameters = asked
+            found = find(reads, plan, session, keys)
+            rows = self.ask(sql, parameters)
+            for answer in (found, find(reads, plan, session, keys)):
                 outcome.compared += 1
                 if sorted(map(repr, answer)) != sorted(map(repr, rows)):
-                    what = f"{context.statement} {parameters}"
-                    outcome.different.append(f"{what}: the cache has {answer}, the database {rows}")
+                    outcome.different.append(
+                        f"{sql} {parameters}: the cache has {answer}, the database {rows}"
+                    )
             return found
 
-        kind._find_rows = find_compared
+        kind._find_result, kind._find_rows = find_asked, find_compared
 
 
 def count(read: Any) -> None:

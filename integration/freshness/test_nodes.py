@@ -25,6 +25,7 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Finds,
     Flows,
     Get,
     Item,
@@ -323,6 +324,8 @@ def test_tls(tmp_path: Path) -> None:
         assert [len(reply.value) for reply in replies if isinstance(reply, Item)] == [
             n % 3000 for n in range(5000)
         ]
+        found: Sequence[Any] = node.perform(Finds([b"k%d" % n for n in range(5000)]))
+        assert found == [b"v" * (n % 3000) for n in range(5000)]
         large: list[Request] = []
         for n in range(20):
             large += [Add(b"large%d" % n, b"v" * 900_000, TTL_SECONDS), Get(b"large%d" % n)]

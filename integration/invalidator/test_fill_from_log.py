@@ -99,7 +99,7 @@ def test_a_statement_behind_a_change_leaves_no_entry_from_the_log(pair: Pair, tm
         assert read_hit(cache, 1) == {"id": 1, "name": "new", "v": 1, "w": 3}
 
 
-@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_rows_of_hot_keys_only_go_forward_while_invalidators_die(pair: Pair, tmp_path: Path) -> None:
     """Two invalidators race for each entry, and one of them is killed again and again."""
     with (

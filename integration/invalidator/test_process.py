@@ -163,7 +163,7 @@ def read_anew(system: System, keys: Sequence[int]) -> dict[int, Explanation]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_kill_9_twenty_times(pair: Pair, tmp_path: Path) -> None:
     with system_with_cache(pair, tmp_path) as (system, cache):
         chance = random.Random(20)

@@ -421,7 +421,7 @@ def reshard_under_load(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_two_shards_become_one_and_two_again_by_copies(flavor: Flavor, tmp_path: Path) -> None:
     with deployment(flavor, tmp_path, ["-80", "80-"]) as (made, router), writing(router) as writer:
         writer.wait_for(SOME)
@@ -444,7 +444,7 @@ def test_two_shards_become_one_and_two_again_by_copies(flavor: Flavor, tmp_path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_a_row_that_is_changed_all_the_time_is_cached_under_each_topology(
     flavor: Flavor, tmp_path: Path
 ) -> None:

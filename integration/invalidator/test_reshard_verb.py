@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from freshness.config.config import load_config
-from integration.harness import wait_for_hits, wait_until
+from integration.harness import call_cli, wait_for_hits, wait_until
 from integration.invalidator.test_reshard import (
     CUSTOMERS,
     SOME,
@@ -61,19 +61,12 @@ class Verb:
         assert made.invalidator is not None
         self.reload = f"kill -HUP {made.invalidator.pid}"
 
-    def command(self, action: str, *options: str) -> list[str]:
+    def arguments(self, action: str, *options: str) -> list[str]:
         files = str(self.previous), str(self.final), "--config", str(self.live)
-        return [sys.executable, "-m", "invalidator.cli", "reshard", action, *files, *options]
+        return ["reshard", action, *files, *options]
 
     def run(self, action: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(action, *options),
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=CHECKOUT,
-            timeout=120,
-        )
+        return call_cli(*self.arguments(action, *options))
 
     def status(self) -> dict[str, Any]:
         done = self.run("status", "--json")
@@ -103,7 +96,9 @@ class Verb:
         """`next` writes the file, and is killed before any invalidator has loaded it."""
         before = self.live.read_bytes()
         killed = subprocess.Popen(
-            self.command("next", "--reload", "sleep 600"), cwd=CHECKOUT, start_new_session=True
+            [sys.executable, "-m", "invalidator.cli", *self.arguments("next", "--reload", "sleep 600")],
+            cwd=CHECKOUT,
+            start_new_session=True,
         )
         try:
             wait_until(lambda: self.live.read_bytes() != before, "the file is written")

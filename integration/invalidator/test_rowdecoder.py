@@ -1,7 +1,7 @@
 """Whole rows of real logs: what the decoder gives is what the server shows, and what mysql-replication gives.
 
 Random tables of all column types, random statements, all row images. The test of random tables takes
-FRESHNESS_ROWS_SECONDS on each server (20), from the seed FRESHNESS_ROWS_SEED ("1"); it prints what it compared.
+FRESHNESS_ROWS_SECONDS on each server (5), from the seed FRESHNESS_ROWS_SEED ("1"); it prints what it compared.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from invalidator.charset import find_codec
 from invalidator.publish.envelope import UNAVAILABLE, to_debezium
 from tests.unit.invalidator.binlog.library import Images, LibraryDecoder
 
-SECONDS: Final = float(os.environ.get("FRESHNESS_ROWS_SECONDS", "20"))
+SECONDS: Final = float(os.environ.get("FRESHNESS_ROWS_SECONDS", "5"))
 SEED: Final = os.environ.get("FRESHNESS_ROWS_SEED", "1")
-ROUNDS_MIN: Final = 3
+ROUNDS_MIN: Final = 12
 TRANSACTION_PAYLOAD: Final = 40
 
 

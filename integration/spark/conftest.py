@@ -19,14 +19,18 @@ os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "nothing")
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def master(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkMaster]:
+    """Of a cluster that has no worker yet."""
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)  # six programs of Java, for a minute
-    with (
-        SparkMaster() as master,
-        SparkWorker(master.address) as one,
-        SparkWorker(master.address, "127.0.0.2") as two,
-    ):
+    # Six programs of Java, for a minute
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"{JAVA_OPTIONS} {os.environ.get('SPARK_SUBMIT_OPTS', '')}")
+    with SparkMaster() as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(master: SparkMaster) -> Iterator[Cluster]:
+    with SparkWorker(master.address) as one, SparkWorker(master.address, "127.0.0.2") as two:
         yield Cluster(master.address, (one, two))

@@ -16,6 +16,7 @@ from freshness.errors import ConfigError
 from freshness.history.archive_file import find_files
 from freshness.stream.source import RowChange
 from integration.configuration import write_config
+from integration.servers.spark import SparkMaster
 from integration.spark.cluster import CRASHED, LOST_EXECUTOR, ROOT, Cluster, count_tasks, run
 from invalidator.archive.writer import RotationPolicy
 from spark.audit.model import verdict
@@ -63,10 +64,12 @@ def read_violations(out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_passwords_are_not_sent_to_a_cluster_that_does_not_encrypt(cluster: Cluster, tmp_path: Path) -> None:
+def test_passwords_are_not_sent_to_a_cluster_that_does_not_encrypt(
+    master: SparkMaster, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, "mysql", "mysql://app:hidden@127.0.0.1:1/shop", ["127.0.0.1:1"])
     options = ("--config", str(config), "--url", "http://127.0.0.1:1", "--out", str(tmp_path / "copy"))
-    command = [sys.executable, "-m", "spark.copy", "--master", cluster.address, *options]
+    command = [sys.executable, "-m", "spark.copy", "--master", master.address, *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == ConfigError.exit_code, done.stderr
     assert "spark.network.crypto.enabled" in done.stderr

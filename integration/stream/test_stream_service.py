@@ -436,7 +436,7 @@ def test_a_recording_is_replayed_into_the_nodes(form: str, system: System, port:
                 data = response.readline()
                 seen += is_change(json.loads(data))
                 file.write(data)
-    result = run_cli("replay", path, "--json", "-c", system.config_path)
+    result = call_cli("replay", path, "--json", "-c", system.config_path)
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert answer["namespace"] == "shop.replay"
@@ -450,8 +450,8 @@ def test_a_recording_is_replayed_into_the_nodes(form: str, system: System, port:
     assert changes
     assert [item for item, event in changes if not find_replayed(system, item).contains(event)] == []
     system.settle()
-    again = run_cli("replay", path, "-c", system.config_path)
+    again = call_cli("replay", path, "-c", system.config_path)
     assert again.returncode == 2
     assert "in use" in again.stderr
-    used = run_cli("replay", path, "--namespace", "shop", "-c", system.config_path)
+    used = call_cli("replay", path, "--namespace", "shop", "-c", system.config_path)
     assert (used.returncode, "in use" in used.stderr) == (2, True)

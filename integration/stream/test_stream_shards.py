@@ -22,7 +22,7 @@ from freshness.keys.keyrange import KeyRange
 from freshness.position import Position
 from freshness.position.token import EventToken
 from integration.configuration import write_sharded_config
-from integration.harness import WAIT_SECONDS, run_cli, wait_until
+from integration.harness import WAIT_SECONDS, call_cli, wait_until
 from integration.servers import Flavor, Memcached
 from integration.shards import FUNCTION, Cluster, Shard, ShardRouter, start_shards, writing
 from integration.stream.test_stream_service import Change, archived_changes, changes_in_log, head_of
@@ -163,6 +163,6 @@ def test_two_shards_are_streamed_cut_recorded_and_replayed(
         assert in_any_order(archived_changes(folder)) == in_any_order(expected)
         lineages = {read_footer(file.path).before.shard for file in find_files(folder)}
         assert lineages == set(NAMES)
-        result = run_cli("replay", folder, "-c", config.path)
+        result = call_cli("replay", folder, "-c", config.path)
         assert result.returncode == 0, result.stderr
         assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["shop/-80", "shop/80-"]

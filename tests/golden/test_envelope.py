@@ -287,5 +287,7 @@ def test_the_hit_path_reads_the_same_bytes() -> None:
     position, identity, at = parts
     assert position == POSITIONS["mysql"].encode()
     assert (identity, data[at:]) == (b"identity", b"value")
-    assert find_live_value(data, len(prefix), b"identity") == at
-    assert find_live_value(data, len(prefix), b"another.") == 0
+    assert find_live_value(data, prefix, b"identity") == at
+    assert find_live_value(data, prefix, b"another.") == 0
+    assert find_live_value(data, live_prefix(Kind.FILLED, "shop/-", PREVIOUS_LIFE), b"identity") == 0
+    assert not any(find_live_value(data[:end], prefix, b"identity") for end in range(at))

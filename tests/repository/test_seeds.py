@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pytest
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
-PAGE: Final = CHECKOUT / "docs" / "seeds.md"
+PAGE: Final = CHECKOUT / "tests" / "repository" / "seeds.md"
 REQUIREMENTS: Final = 198
 VERDICTS: Final = "DBCPMO"
 SHOWN: Final = "DBP"
@@ -22,8 +22,8 @@ SHOWN: Final = "DBP"
 
 _ROW: Final = re.compile(r"^\| (\d+) \| (.*?) \| (\w) \| (.*)\|$", re.MULTILINE)
 _COUNTS: Final = re.compile(r"^\| (?:\[([^\]]+)\]\([^)]*\)|(all)) \| ([\d| ]+) \|$", re.MULTILINE)
-_TEST: Final = re.compile(r"\[(test_\w+)\]\(\.\./([\w/]+\.py)\)")
-_RECORD: Final = re.compile(r"\[ADR (\d{4})\]\(adr/([\w-]+\.md)\)")
+_TEST: Final = re.compile(r"\[(test_\w+)\]\(\.\./\.\./([\w/]+\.py)\)")
+_RECORD: Final = re.compile(r"\[ADR (\d{4})\]\(\.\./\.\./docs/adr/([\w-]+\.md)\)")
 
 
 class Row(NamedTuple):
@@ -99,7 +99,7 @@ def test_the_page_holds() -> None:
     assert find_problems(PAGE.read_text(), REQUIREMENTS) == []
 
 
-_OF_THIS_FILE: Final = "[test_the_page_holds](../tests/repository/test_seeds.py)"
+_OF_THIS_FILE: Final = "[test_the_page_holds](../../tests/repository/test_seeds.py)"
 _WHOLE: Final = f"""# Seeds
 
 | seed | D | B | C | P | M | O | all |
@@ -111,7 +111,7 @@ _WHOLE: Final = f"""# Seeds
 ## One
 
 | 1 | a | D | it is: {_OF_THIS_FILE} |
-| 2 | b | C | [ADR 0001](adr/0001-containment-decides.md) |
+| 2 | b | C | [ADR 0001](../../docs/adr/0001-containment-decides.md) |
 
 ## Two
 
@@ -129,15 +129,15 @@ def test_a_page_that_holds_has_no_problem() -> None:
     [
         ("[test_the_page_", "[test_no_page_", "1: there is no tests/repository/test_seeds.py::test_no_page"),
         ("test_seeds.py", "test_nowhere.py", "1: there is no tests/repository/test_nowhere.py"),
-        ("../tests/repository", "../freshness", "1: there is no freshness/test_seeds.py"),
+        ("../../tests/repository", "../../freshness", "1: there is no freshness/test_seeds.py"),
         ("0001-", "0002-", "2: there is no ADR 0001"),
         ("containment", "nothing", "2: there is no ADR 0001"),
         ("| 3 |", "| 5 |", "the numbers are not 1 to 4"),
         ("| 3 |", "| 2 |", "the numbers are not 1 to 4"),
         ("| 4 | d | M | |\n", "", "the numbers are not 1 to 4"),
         (f"it is: {_OF_THIS_FILE}", "it is", "1: nothing shows it"),
-        (f"P | {_OF_THIS_FILE}", "P | [ADR 0001](adr/0001-containment-decides.md)", "3: nothing shows it"),
-        ("[ADR 0001](adr/0001-containment-decides.md)", "it is so", "2: no ADR says why"),
+        (f"P | {_OF_THIS_FILE}", "P | [ADR 0001](../../docs/adr/0001-containment-decides.md)", "3: nothing shows it"),
+        ("[ADR 0001](../../docs/adr/0001-containment-decides.md)", "it is so", "2: no ADR says why"),
         ("| d | M |", "| d | X |", "4: X is no verdict"),
         ("| d | M |", "| d | O |", "the counts are"),
         ("| 1 | 0 | 1 | 1 | 1 | 0 | 4 |", "| 1 | 0 | 1 | 1 | 0 | 0 | 4 |", "the counts are"),

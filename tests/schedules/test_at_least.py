@@ -14,6 +14,7 @@ import pytest
 
 from appclient.connection.query import LoaderConnection
 from appclient.database.atleast import Behind
+from appclient.database.choice import REST_SECONDS
 from appclient.database.database import Database
 from appclient.database.shard import ShardDatabase
 from freshness.algorithm import read
@@ -336,6 +337,7 @@ def open_shard(
     primary: Server,
     *replicas: Server | tuple[Server, ...],
     wait_ms: int = 50,
+    miss_wait_ms: int = 0,
 ) -> ShardDatabase:
     """A shard of these servers; a tuple is a proxy that begins on the first of them."""
     flavor: Any = primary.flavor
@@ -348,7 +350,9 @@ def open_shard(
 
     monkeypatch.setattr(CONNECT, connect)
     shard = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
-    keyspace = Keyspace(name="shop", flavor=flavor, shards=(shard,), at_least_wait_ms=wait_ms)
+    keyspace = Keyspace(
+        name="shop", flavor=flavor, shards=(shard,), at_least_wait_ms=wait_ms, miss_wait_ms=miss_wait_ms
+    )
     database = Database(keyspace)
     read_in_order(database)
     return database.find_shard(None)
@@ -410,9 +414,28 @@ def test_without_a_bound_no_replica_is_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wait_in_vain_ends_at_the_primary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reads after it do not wait: the replica is late by more than the bound."""
     last, primary = Server(10, arrives=11), Server(12)
-    assert version_read(open_shard(monkeypatch, primary, last), commit(12)) == 12
-    assert "wait" in last.asked
+    shard = open_shard(monkeypatch, primary, last)
+    now = 0.0
+    shard._choice._clock = lambda: now
+    assert [version_read(shard, commit(12)) for _ in range(3)] == [12] * 3
+    assert last.asked.count("wait") == 1
+    now = REST_SECONDS
+    last.arrives = 12
+    assert version_read(shard, commit(12)) == 12
+    assert last.asked.count("wait") == 2
+
+
+def test_while_the_primary_is_down_each_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    last, primary = Server(10, arrives=11), Server(12)
+    shard = open_shard(monkeypatch, primary, last)
+    assert version_read(shard, commit(12)) == 12
+    primary.is_down = True
+    with pytest.raises(SourceUnavailable):
+        shard.rows_with_token(*ROWS, commit(12))
+    last.arrives = 12
+    assert version_read(shard, commit(12)) == 12
 
 
 def test_a_replica_behind_keeps_its_connection_and_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from appclient.database.required import KeyedRows, Required
+from appclient.telemetry.observer import Observer
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import NodeRecord, Stripe
 from freshness.algorithm.lookup import Loaded, ReadServer
@@ -199,6 +200,26 @@ def test_a_replica_that_shows_what_the_row_must_contain_is_read(monkeypatch: pyt
     primary, late, fresh = Server(9), Server(4), Server(6)
     assert read_row(monkeypatch, primary, late, fresh)[0] == 6
     assert primary.asked == []
+
+
+@pytest.mark.parametrize("permits", [True, False], ids=["permitted", "bounded"])
+@pytest.mark.parametrize(("arrives", "result"), [(5, ["waited"]), (4, [])], ids=["in time", "late"])
+def test_the_last_replica_is_waited_for_by_a_setting(
+    arrives: int, result: list[str], permits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `miss_wait_ms`, which the next read does not wait if it was in vain."""
+    primary, late, last = Server(9), Server(4), Server(4, arrives=arrives)
+    database = open_shard(monkeypatch, primary, late, last, miss_wait_ms=10)
+    database._choice._clock = lambda: 0.0
+    observer = Observer()
+    results: list[str] = []
+    monkeypatch.setattr(observer, "need_primary", results.append)
+    database._access = replace(database._access, permit_primary=lambda: permits, observer=observer)
+    for _ in range(2):
+        database.rows_with_token(*ROWS, None, "", commit(5))
+    assert results == result
+    assert (late.asked.count("wait"), last.asked.count("wait")) == (0, 1)
+    assert bool(primary.asked) == (permits and arrives < 5)
 
 
 def test_else_the_primary_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pymysql
 import pytest
 
 from appclient.connection.query import LoaderConnection
-from appclient.database import shard as application
+from appclient.database import servers
 from appclient.database.database import Database
 from appclient.database.shard import ShardDatabase
 from appclient.reading.loader import ObjectLoader
@@ -883,7 +883,7 @@ def test_a_proxy_that_answers_from_two_servers(monkeypatch: pytest.MonkeyPatch) 
     rows, token = read(behind, behind, ahead)
     assert token is not None
     assert not is_ahead(rows, token)
-    monkeypatch.setattr(application, "NAME_IN_SESSION", {"mysql": "'any'"})
+    monkeypatch.setattr(servers, "NAME_IN_SESSION", {"mysql": "'any'"})
     assert is_ahead(*read(ahead, behind))
 
 
@@ -900,7 +900,7 @@ def test_a_proxy_that_moves_a_transaction(monkeypatch: pytest.MonkeyPatch) -> No
         assert [row["id"] for row in rows] == [1, 2]
     rows, token = read(behind)
     assert not is_ahead(rows, token)
-    monkeypatch.setattr(application, "NAME_IN_SESSION", {"mysql": "'any'"})
+    monkeypatch.setattr(servers, "NAME_IN_SESSION", {"mysql": "'any'"})
     assert is_ahead(*read(ahead, behind))
 
 

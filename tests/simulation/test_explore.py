@@ -145,7 +145,7 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("put back with the floor alone", PUT_BACK),
         ("what was appended meanwhile is dropped", PUT_BACK),
         ("a pending stripe is not appended to", PUT_BACK),
-        pytest.param("put back with an older heartbeat", PAUSED, marks=pytest.mark.slow),
+        pytest.param("put back with an older heartbeat", PAUSED, marks=pytest.mark.long),
         ("stripe not required of a miss", SmallWorld("compare", beats=0, polls=1)),
         ("a miss is fresh without its token", SmallWorld("compare", beats=0, polls=1)),
         ("the clock of a node is trusted", next(world for world in WORLDS if world.stops)),

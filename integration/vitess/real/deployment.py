@@ -43,11 +43,11 @@ VSCHEMA: Final[Mapping[str, Any]] = {
     },
 }
 OBJECTS: Final = '[objects.customer]\ntable = "customers"\n'
-WRITE_SECONDS: Final = 0.004
+WRITE_SECONDS: Final = 0.02
 WRITES_MAX: Final = 1_000_000
 ATTEMPTS_MAX: Final = 10_000
 RETRY_SECONDS: Final = 0.1
-BREATH_SECONDS: Final = 0.005
+BREATH_SECONDS: Final = 0.05
 """Between two reads of one reader: room for the writer, in the same process."""
 
 BATCH: Final = 40

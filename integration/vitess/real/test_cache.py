@@ -20,10 +20,10 @@ from integration.servers.vitess import Vitess
 from integration.vitess.real.deployment import SETTLES_SECONDS, Deployment, Writer, deployment, reading
 
 DELAY_SECONDS: Final = 2
-SOME: Final = 150
+SOME: Final = 50
 """Writes between two events."""
 
-READS_MIN: Final = 200_000
+READS_MIN: Final = 20_000
 
 
 def settle(made: Deployment, writer: Writer) -> None:

@@ -12,10 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import models
+from django.db.backends.base.operations import BaseDatabaseOperations
 
 from appclient import ConfigError
 from appclient.django.apps import read_options
 from appclient.django.place import find_places
+from appclient.django.plan import ModelObject
+from appclient.django.queryset import _spell
 from appclient.django.session import is_special, may_write, note_statement, watch
 from freshness.config.config import load_config
 
@@ -384,3 +388,14 @@ def test_a_driver_that_cannot_choose_a_database_by_a_call_is_watched() -> None:
     assert connection.execute_wrappers == [note_statement]
     raw.cmd_query(b"USE tenant_b")
     assert is_special(connection)
+
+
+def test_a_field_of_the_applications_own_spells_each_key() -> None:
+    class Shifted(models.IntegerField):  # type: ignore[misc]
+        def get_prep_value(self, value: Any) -> Any:
+            return value + 1
+
+    connection = SimpleNamespace(ops=BaseDatabaseOperations(None))
+    for field, expected in ((models.IntegerField(), [1, 2, None]), (Shifted(), [2, 3, None])):
+        subject = ModelObject(models.Model, "thing", "shop", field)
+        assert [_spell(subject, key, connection) for key in (1, 2, 2**31)] == expected

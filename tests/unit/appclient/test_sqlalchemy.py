@@ -220,6 +220,43 @@ def test_reads_by_key(session: Session) -> None:
     ]
 
 
+class Doubled(sa.TypeDecorator[int]):
+    """A number whose double is in the database."""
+
+    impl = sa.Integer
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: sa.Dialect) -> int | None:
+        return None if value is None else 2 * value
+
+
+def test_each_execution_reads_its_own_key(shop: Shop, session: Session) -> None:
+    by_name = select(Customer.id).where(Customer.id == sa.bindparam("key"))
+    doubled = select(Customer.id).where(Customer.id == sa.bindparam("key", type_=Doubled))
+    several = select(Customer.id).where(Customer.id.in_(sa.bindparam("keys", expanding=True, type_=Doubled)))
+    for key in (1, 2):
+        assert session.get_one(Customer, key).id == key
+        assert session.scalar(select(Customer.id).where(Customer.id == key)) == key
+        assert session.scalar(by_name, {"key": key}) == key
+        assert session.scalar(by_name.params(key=key)) == key
+        assert session.scalar(doubled, {"key": key}) == 2 * key
+        assert session.scalars(several, {"keys": [key, 9]}).all() == [2 * key]
+    assert len(shop.cache.asked) == 2 * 7, "none is read from the database"
+
+
+def test_a_hook_that_changes_the_statement_of_a_get(shop: Shop) -> None:
+    sessions, orders = sessionmaker(shop.engine), [None, Customer.id]
+
+    def order(orm: ORMExecuteState) -> None:
+        orm.statement = orm.statement.order_by(orders.pop(0))  # type: ignore[attr-defined]
+
+    event.listen(sessions, "do_orm_execute", order)
+    CachedReads(shop.cache, sessions)
+    with sessions() as session:
+        assert name_of(session) == "cache"
+        assert name_of(session) == "database"
+
+
 def test_the_read_that_sees_an_alter_is_judged_by_it(shop: Shop, session: Session) -> None:
     assert name_of(session) == "cache"
     site = shop.reads._site(shop.engine)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import select
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -13,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from appclient.connection.awaiting import LOOP, AwaitingTLSSocket, LoopGate, await_, run_awaiting
+from appclient.connection import awaiting
+from appclient.connection.awaiting import (
+    KEPT_MAX,
+    LOOP,
+    AwaitingSocket,
+    AwaitingTLSSocket,
+    LoopGate,
+    await_,
+    run_awaiting,
+)
 from integration.servers.certificates import Authority
 
 HOST = "127.0.0.1"
@@ -132,6 +144,54 @@ def test_a_cancelled_task_raises_where_its_function_waits_and_its_clean_up_may_w
     assert seen == ["cleaned up"]
 
 
+def test_nothing_of_a_function_that_has_ended_stays_in_memory() -> None:
+    class Value:
+        pass
+
+    seen: list[weakref.ref[Value]] = []
+    user: ContextVar[Value] = ContextVar("user")
+
+    async def serve() -> None:
+        given = Value()
+        user.set(Value())
+        answer = await run_awaiting(lambda _: Value(), given)
+        seen.extend(map(weakref.ref, (given, user.get(), answer)))
+
+    async def run() -> list[Value | None]:
+        await asyncio.create_task(serve())
+        await asyncio.sleep(0)  # the loop itself lets go of the task's context
+        gc.collect()
+        return [value() for value in seen]
+
+    assert asyncio.run(run()) == [None] * 3
+
+
+def test_a_function_that_fails_leaves_the_next_one_alone() -> None:
+    def work(value: int) -> int:
+        return 1 // await_(asyncio.sleep(0, value))
+
+    async def run(value: int) -> int | BaseException:
+        (answer,) = await asyncio.gather(run_awaiting(work, value), return_exceptions=True)
+        return answer
+
+    async def alternate() -> list[int | BaseException]:
+        return [await run(value) for value in (1, 0, 1, 1)]
+
+    first, failed, *others = asyncio.run(alternate())
+    assert (first, others) == (1, [1, 1])
+    assert isinstance(failed, ZeroDivisionError)
+
+
+def test_a_burst_of_tasks_leaves_no_more_greenlets_than_are_kept() -> None:
+    async def run() -> None:
+        burst = (run_awaiting(await_, asyncio.sleep(0)) for _ in range(2 * KEPT_MAX))
+        await asyncio.gather(*burst)
+
+    for _ in range(2):
+        asyncio.run(run())
+        assert len(awaiting._KEPT.greenlets) == KEPT_MAX
+
+
 # -- sockets -----------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +277,105 @@ def test_a_cancelled_read_leaves_nothing_on_the_loop() -> None:
 
     asyncio.run(run())
     assert loops == [False]
+
+
+Watched = Callable[[AwaitingSocket], None]
+
+
+def with_watched(use: Watched, serve: Serve = echo) -> None:
+    """Call a function with a socket that has waited for an answer."""
+
+    def work(port: int) -> None:
+        connected = LOOP.connect(HOST, port, 1.0, 5.0)
+        assert isinstance(connected, AwaitingSocket)
+        assert exchange(connected, b"first") == b"first"
+        use(connected)
+        connected.close()
+
+    async def run() -> None:
+        async with served(serve) as port:
+            await run_awaiting(work, port)
+
+    asyncio.run(run())
+
+
+def is_watched(descriptor: int) -> bool:
+    """Whether the loop did so until now."""
+    return asyncio.get_running_loop().remove_reader(descriptor)
+
+
+def test_a_later_wait_ends_with_its_own_time_out() -> None:
+    def use(connected: AwaitingSocket) -> None:
+        loop = asyncio.get_running_loop()
+        for seconds in (5.0, None):
+            connected.settimeout(seconds)
+            loop.call_soon(connected._note_time, loop)  # for an earlier wait
+            loop.call_later(0.01, connected.send, b"late")
+            assert connected.recv(4) == b"late"
+        connected.settimeout(5.0)
+        assert exchange(connected, b"sets a timer") == b"sets a timer"
+        loop.call_later(2.0, connected.send, b"too late")
+        connected.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            connected.recv(1)
+
+    with_watched(use)
+
+
+@pytest.mark.parametrize("leave", [socket.socket.close, AwaitingSocket.detach])
+def test_a_socket_that_is_given_up_is_left_by_the_loop(leave: Callable[[AwaitingSocket], object]) -> None:
+    """A descriptor that stays registered would wake a task that reads another file of that number."""
+
+    def use(connected: AwaitingSocket) -> None:
+        descriptor, copy = connected.fileno(), connected.dup()
+        type(connected).__dict__[leave.__name__](connected)
+        assert not is_watched(descriptor)
+        copy.close()
+
+    with_watched(use)
+
+
+def test_an_end_that_nobody_awaits_is_read_later() -> None:
+    """The loop would find it again and again."""
+    closed: list[asyncio.Event] = []
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed.append(asyncio.Event())
+        writer.write(await reader.read(5))
+        writer.close()
+        await writer.wait_closed()
+        closed[0].set()
+
+    def use(connected: AwaitingSocket) -> None:
+        await_(closed[0].wait())
+        while connected._loop is not None:
+            await_(asyncio.sleep(0))
+        assert not is_watched(connected.fileno())
+        assert connected.recv(1) == b""
+
+    with_watched(use, answer_once)
+
+
+def test_a_socket_waits_on_the_loop_that_runs() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, AwaitingSocket(fileno=ours.detach()) as connected:
+        connected.settimeout(5.0)
+
+        def work() -> bytes:
+            asyncio.get_running_loop().call_soon(theirs.send, b"answer")
+            return connected.recv(6)
+
+        assert [asyncio.run(run_awaiting(work)) for _ in range(2)] == [b"answer"] * 2
+
+
+def test_a_wait_for_a_socket_by_its_network_leaves_the_next_one_whole() -> None:
+    def use(connected: AwaitingSocket) -> None:
+        connected.sendall(b"second")
+        assert LOOP.wait(connected, select.POLLIN, 5.0)
+        assert connected.recv(6) == b"second"
+        assert exchange(connected, b"third") == b"third"
+
+    with_watched(use)
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------
