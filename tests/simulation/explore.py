@@ -291,7 +291,7 @@ WORLDS: Final = (
     SmallWorld(
         "a second ring is served",
         rings=GROWING[0], path=GROWING[1], files=THERE_AND_BACK, posts=((NODE, 0),), past=FILLED_BY_THE_FIRST,
-        readers=2, reads_by=(0, 0), reads=2, beats=0, polls=1,
+        reads_by=(0,), reads=3, beats=0, polls=1,
     ),
     SmallWorld(
         "a ring leaves",
