@@ -49,7 +49,12 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
-from freshness.algorithm.membership import HeartbeatSeen, Membership, is_of_another_configuration
+from freshness.algorithm.membership import (
+    HeartbeatSeen,
+    Membership,
+    is_of_another_configuration,
+    serve_rings,
+)
 from freshness.algorithm.request import (
     DONE,
     MISSING,
@@ -88,6 +93,7 @@ from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat
+from invalidator.loop.shard import ShardInvalidator
 from spark.sink.sender import Part
 from tests.simulation.reshard import STAYS_OPEN
 
@@ -228,6 +234,26 @@ def _coverage_ignored() -> Planted:
 def _ring_ignored() -> Planted:
     find_start = NodeRecord.find_start
     return _patch(NodeRecord, "find_start", lambda record, _: find_start(record, record.rings))
+
+
+def _start_ignored() -> Planted:
+    """Of a ring: what a node holds of a key may be from before it was sent the key's events."""
+    return _patch(NodeRecord, "follows", lambda self, rings, _: self.find_start(rings) is not None)
+
+
+def _moved_as_of_now() -> Planted:
+    """An entry of another node counts as the row at the progress of the present one."""
+    original = freshness.algorithm.fill._find_moved
+
+    def find_moved(context: Any, entry: Any, there: NodeView, *rest: Any) -> Any:
+        here = entry.state.records
+        there.records = {
+            of: held and here[of] and replace(held, progress=here[of].progress)
+            for of, held in there.records.items()
+        }
+        return original(context, entry, there, *rest)
+
+    return _patch(freshness.algorithm.fill, "_find_moved", find_moved)
 
 
 def _name_ignored() -> Planted:
@@ -530,6 +556,29 @@ def _progress_first() -> Planted:
     return _patch(freshness.algorithm.applier, "apply_batch", apply_progress_first)
 
 
+def _previous_not_sent() -> Planted:
+    original = ShardInvalidator._place
+
+    def place(self: ShardInvalidator, keys: dict[bytes, Position]) -> Any:
+        self.previous = ()
+        return original(self, keys)
+
+    return _patch(ShardInvalidator, "_place", place)
+
+
+def _ring_leaves_at_once() -> Planted:
+    """Progress does not wait for readers whose copy of the record names the ring."""
+
+    def serve(*of: Any) -> NodeRecord:
+        return replace(serve_rings(*of), is_settling=False)
+
+    return _patch(freshness.algorithm.admission, "serve_rings", serve)
+
+
+def _unknown_ring_published() -> Planted:
+    return _patch(freshness.algorithm.membership, "is_of_another_configuration", lambda *_: False)
+
+
 def _lease_without_heartbeat() -> Planted:
     original = Membership._lease
 
@@ -761,6 +810,13 @@ def _floor_not_required() -> Planted:
     return _requires(without)
 
 
+def _ring_start_not_required() -> Planted:
+    def without(record: NodeRecord) -> NodeRecord:
+        return replace(record, starts=dict.fromkeys(record.starts, empty_position(record.floor.flavor)))
+
+    return _requires(without)
+
+
 def _table_floors_not_required() -> Planted:
     return _requires(lambda record: replace(record, table_floors={}))
 
@@ -977,6 +1033,11 @@ PLANTED: Final[dict[str, Plant]] = {
     "a new primary is trusted": _new_primary_trusted,
     "topology ignored": _topology_ignored,
     "ring ignored": _ring_ignored,
+    "start of a ring ignored by hits": _start_ignored,
+    "a previous ring is not sent": _previous_not_sent,
+    "a ring leaves at once": _ring_leaves_at_once,
+    "a ring that is not known is published": _unknown_ring_published,
+    "an entry moves at another progress": _moved_as_of_now,
     "object coverage ignored": _coverage_ignored,
     "epoch ignored by fills": _epoch_ignored,
     "resume copy without table floors": _resume_without_table_floors,
@@ -1003,6 +1064,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "own commits ignored by servers": _own_commits_ignored_by_servers,
     "stripe not required of a miss": _stripe_not_required,
     "floor not required of a miss": _floor_not_required,
+    "start of a ring not required of a miss": _ring_start_not_required,
     "table floors not required of a miss": _table_floors_not_required,
     "absent stripe requires nothing": _absent_requires_nothing,
     "a miss is fresh without its token": _fresh_without_token,
@@ -1019,7 +1081,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "a pending stripe allows": 160,
     "stripe read before the stub": 68,
     "the record of another name is trusted": 703,
-    "life ignored by hits": 300,
+    "life ignored by hits": 41,
     "table floor ignored by hits": 30,
     "delete before stripe": 0,
     "a refused append counts as done": 63,
@@ -1027,7 +1089,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "chunk of the batch before": 0,
     "shortened to the first chunk": 0,
     "shortened by set": 321,
-    "before-image ignored": 42,
+    "before-image ignored": 187,
     "put back with an older heartbeat": 13,
     "put back with the floor alone": 13,
     "what was appended meanwhile is dropped": 2,
@@ -1037,17 +1099,19 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "progress before acknowledge": 0,
     "foreign heartbeat": 114,
     "lapse and life ignored": 5,
-    "record put back from memory": 29,
-    "opened before it caught up": 303,
+    "record put back from memory": 136,
+    "opened before it caught up": 129,
     "tenure ignored": 1485,
     "topology ignored": 294,
+    "start of a ring ignored by hits": 1662,
+    "a previous ring is not sent": 35,
     "object coverage ignored": 181,
     "table floor acknowledged at once": 1,
     "revived without sending again": 18,
     "a micro-batch with a hole is acknowledged": 734,
-    "only the holder of a lease may fill": 0,
+    "only the holder of a lease may fill": 20,
     "numbers that were never streamed": 960,
-    "a revived node never opens": 0,
+    "a revived node never opens": 100,
     "stripes are never put back": 0,
     "errant transactions in a floor": 0,
     "blind set": 1,
@@ -1056,13 +1120,13 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "snapshot before token": 18,
     "a session that was moved is not noticed": 298,
     "own commits ignored by hits": 131,
-    "own commits ignored by servers": 18,
+    "own commits ignored by servers": 31,
     "timestamps first": 1,
     STAYS_OPEN: 294,
     "numbers are asked for as text": 200,
     "stripe not required of a miss": 0,
     "table floors not required of a miss": 69,
-    "absent stripe requires nothing": 16,
+    "absent stripe requires nothing": 24,
     "a miss is fresh without its token": 1,
 }
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
@@ -1100,6 +1164,13 @@ SELDOM_CAUGHT: Final = {
     "floor of a new life is empty": "a stripe that is put back holds all that was streamed, so it holds the "
     "missing floor, too",
     "ring ignored": "few worlds change the ring, and few readers with the previous one still store in them",
+    "a ring leaves at once": "a reader must look by its copy of the record just then; an exhaustive world finds it",
+    "a ring that is not known is published": "an operator must forget the number of the topology, and both "
+    "invalidators go on; an exhaustive world finds it",
+    "an entry moves at another progress": "the previous node must be behind the present one; an exhaustive world "
+    "finds it",
+    "start of a ring not required of a miss": "a replica must lack what was changed while the key was elsewhere, and "
+    "its stripe hold none of it",
     "floor not required of a miss": "a stripe that is put back holds a heartbeat from after the floor, and few "
     "replicas apply that first",
     "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",

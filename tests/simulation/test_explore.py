@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from freshness.algorithm import admission, fill, membership, read, refill, view
-from freshness.algorithm.envelope import NodeRecord
-from freshness.algorithm.rule import find_required
-from freshness.algorithm.view import NodeView
+from freshness.algorithm import read, refill
 from invalidator.loop.loop import Poll
-from invalidator.loop.shard import ShardInvalidator
 from tests.schedules.test_parts import with_keys_of_the_place, without_digest
 from tests.schedules.world import look_up_with_the_record_behind
 from tests.simulation.bugs import PLANTED
-from tests.simulation.explore import NOTHING, WORLDS, Done, Explorer, SmallWorld, State
+from tests.simulation.explore import WORLDS, Done, Explorer, SmallWorld, State
 
 
 def named(name: str) -> SmallWorld:
@@ -45,73 +39,6 @@ def test_a_refill_that_ignores_the_stripe_is_found() -> None:
     with patch.object(refill, "is_within", return_value=True):
         result = Explorer(world).explore()
     assert result.violation.startswith("I1: version 3 was filled after commit 4")
-
-
-# -- rings ---------------------------------------------------------------------------------------------
-
-
-def without_starts(record: NodeRecord | None) -> NodeRecord | None:
-    return record and replace(record, starts=dict.fromkeys(record.starts, NOTHING))
-
-
-def test_an_entry_from_before_the_start_of_a_ring_is_found() -> None:
-    """The key was on the node, then on another one, and is here again: nothing else refuses its first entry."""
-    with patch.object(view, "_has_floors", lambda record: bool(record.table_floors)):
-        result = Explorer(named("a key comes back to its first node")).explore()
-    assert result.violation == "I1: version 1 was hit after commit 4 was acknowledged"
-
-
-def test_a_row_from_before_the_start_of_a_ring_is_found() -> None:
-    def required(policy: Any, ring: int, records: Any, stripes: Any) -> Any:
-        return find_required(
-            policy, ring, {of: without_starts(held) for of, held in records.items()}, stripes
-        )
-
-    with patch.object(fill, "find_required", required):
-        result = Explorer(named("a key comes back to its first node")).explore()
-    assert result.violation.startswith("I10: version 1 was read after commits")
-
-
-def test_a_ring_that_is_no_longer_sent_while_it_is_served_is_found() -> None:
-    place = ShardInvalidator._place
-
-    def place_by_one(shard: ShardInvalidator, keys: Any) -> Any:
-        shard.previous = ()
-        return place(shard, keys)
-
-    with patch.object(ShardInvalidator, "_place", place_by_one):
-        result = Explorer(named("a second ring is served")).explore()
-    assert result.violation.startswith("I4")
-
-
-def test_readers_with_a_copy_of_the_record_when_a_ring_leaves_are_found() -> None:
-    with patch.object(
-        admission, "serve_rings", lambda *of: replace(membership.serve_rings(*of), is_settling=False)
-    ):
-        result = Explorer(named("a ring leaves")).explore()
-    assert result.violation == "I1: version 1 was hit after commit 4 was acknowledged"
-
-
-def test_an_invalidator_that_does_not_know_a_ring_of_the_record_is_found() -> None:
-    with patch.object(membership, "is_of_another_configuration", return_value=False):
-        result = Explorer(named("an invalidator of the previous file goes on")).explore()
-    assert result.violation.startswith("I4")
-
-
-def test_an_entry_that_is_moved_as_of_now_is_found() -> None:
-    find_moved = fill._find_moved
-
-    def as_of_now(context: Any, entry: Any, there: NodeView, *rest: Any) -> Any:
-        here = entry.state.records
-        there.records = {
-            of: held and here[of] and replace(held, progress=here[of].progress)
-            for of, held in there.records.items()
-        }
-        return find_moved(context, entry, there, *rest)
-
-    with patch.object(fill, "_find_moved", as_of_now):
-        result = Explorer(named("an entry moves to another node")).explore()
-    assert result.violation.startswith("I1: version 1 was filled after commit 5")
 
 
 def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
@@ -154,6 +81,12 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("a view outlives its connection", named("an earlier memory comes under living connections")),
         ("a view outlives an interruption", named("an earlier memory comes back, and a reader is cancelled")),
         ("a bound of one call is ignored", named("calls accept little staleness")),
+        ("start of a ring ignored by hits", named("a key comes back to its first node")),
+        ("start of a ring not required of a miss", named("a key comes back to its first node")),
+        ("a previous ring is not sent", named("a second ring is served")),
+        ("a ring leaves at once", named("a ring leaves")),
+        ("a ring that is not known is published", named("an invalidator of the previous file goes on")),
+        ("an entry moves at another progress", named("an entry moves to another node")),
         pytest.param(
             "put back with another primary's heartbeat",
             named("two primaries take writes"),

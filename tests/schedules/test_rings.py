@@ -1,0 +1,164 @@
+"""Nodes come and go: a record serves several rings, each from a position on, and entries move (ADR 0065).
+
+As in test_defences.py, each defence is taken out once, and then the invariant breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from freshness.algorithm.rule import ReadOutcome
+from freshness.errors import MembershipLost
+from freshness.keys.placement import Placement
+from tests.schedules.test_upstream_defences import POLICY, Scene
+from tests.schedules.world import (
+    NAMESPACE,
+    NODE,
+    Invalidator,
+    Reader,
+    World,
+    lookup,
+)
+from tests.simulation.bugs import PLANTED
+
+ONE: Final = 1
+TWO: Final = 2
+"""The ring of one node, and that of two."""
+PLACEMENTS: Final = {ONE: Placement(["n1"], NAMESPACE), TWO: Placement(["n1", "n2"], NAMESPACE)}
+NUMBER: Final = next(n for n in range(1, 99) if PLACEMENTS[TWO].node_for(lookup(n).item) == "n2")
+KEY: Final = lookup(NUMBER).item
+"""The second ring places it on the second node."""
+ON_N1: Final = lookup(NUMBER)
+MOVED: Final = lookup(NUMBER, node="n2", previous_node="n1")
+
+
+def prove(schedule: Callable[[World], object], danger: object, bug: str, invariant: str) -> None:
+    """Once as the code stands, once with the planted bug."""
+    sound, flawed = World(nodes=("n1", "n2")), World(nodes=("n1", "n2"))
+    sound.placements = flawed.placements = PLACEMENTS
+    assert schedule(sound) == danger
+    assert sound.broken == []
+    with PLANTED[bug]():
+        schedule(flawed)
+    assert flawed.breaks(invariant), f"the plant broke only {flawed.broken}"
+
+
+def serve(
+    world: World, ring: int, previous_ring: int | None = None, *, topology: int = 1, node: str = NODE
+) -> Invalidator:
+    """A process with this file, whose node is open."""
+    one = Invalidator(world, node=node, ring=ring, previous_ring=previous_ring, topology=topology).join()
+    one.apply()
+    one.apply()
+    assert world.record(node).is_open
+    return one
+
+
+def read(world: World, ring: int) -> ReadOutcome:
+    """On the first node, by a new reader and a replica that has everything."""
+    return Reader(world, world.replica().catch_up(), ring).read(ON_N1)
+
+
+def come_back(world: World) -> None:
+    """The key leaves the first node and comes back. Its entry stays there, and is not sent the changes between."""
+    serve(world, ONE)
+    assert read(world, ONE) is ReadOutcome.FILLED
+    serve(world, TWO, ONE, topology=2)
+    away = serve(world, TWO, topology=3)
+    world.commit(KEY)
+    away.apply()
+    serve(world, ONE, TWO, topology=4)
+
+
+def test_an_entry_from_before_the_start_of_its_ring_is_no_hit() -> None:
+    def schedule(world: World) -> ReadOutcome:
+        come_back(world)
+        return read(world, ONE)
+
+    prove(schedule, ReadOutcome.FILLED, "start of a ring ignored by hits", "I1")
+
+
+def test_a_row_from_before_the_start_of_a_ring_is_not_fresh() -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        come_back(world)
+        (found,) = Reader(world, world.replica(), ONE).reading(ON_N1).finish()
+        return found.outcome, found.shows_required
+
+    prove(schedule, (ReadOutcome.FLOOR, False), "start of a ring not required of a miss", "I10")
+
+
+def test_keys_are_sent_by_each_ring_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "_check_protection", lambda *_: None)  # the hit is to show it
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.shard.previous = (PLACEMENTS[ONE],)
+        scene.run(3)
+        reader = Reader(world, world.replica().catch_up())
+        on_n1 = lookup(NUMBER, POLICY)
+        assert reader.read(on_n1) is ReadOutcome.FILLED
+        scene.change(NUMBER)
+        scene.run(1)
+        return reader.read(on_n1)
+
+    prove(schedule, ReadOutcome.STRIPE, "a previous ring is not sent", "I1")
+
+
+def test_a_ring_leaves_behind_the_copies_of_readers() -> None:
+    """A reader of the previous file has a copy of the record, which names its ring."""
+
+    def schedule(world: World) -> ReadOutcome:
+        serve(world, ONE)
+        assert read(world, ONE) is ReadOutcome.FILLED
+        serve(world, TWO, ONE, topology=2)
+        reader = Reader(world, world.replica(), ONE)
+        assert reader.read(ON_N1) is ReadOutcome.HIT
+        away = Invalidator(world, ring=TWO, topology=3).join()
+        world.commit(KEY)
+        away.apply()
+        return reader.read(ON_N1)
+
+    prove(schedule, ReadOutcome.RING, "a ring leaves at once", "I1")
+
+
+def test_an_invalidator_publishes_no_record_with_a_ring_that_it_does_not_know() -> None:
+    def schedule(world: World) -> bool:
+        previous = serve(world, TWO)
+        serve(world, ONE, TWO)
+        read(world, ONE)
+        world.commit(KEY)
+        try:
+            previous.apply()
+        except MembershipLost:
+            return False
+        read(world, ONE)
+        return True
+
+    prove(schedule, False, "a ring that is not known is published", "I1")
+
+
+def test_an_entry_moves_as_old_as_the_record_of_its_node() -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, ReadOutcome]:
+        serve(world, TWO, ONE)
+        there = serve(world, TWO, ONE, node="n2")
+        assert read(world, ONE) is ReadOutcome.FILLED
+        reader = Reader(world, world.replica().catch_up(), TWO, previous_ring=ONE)
+        world.commit(KEY)
+        there.apply()
+        return reader.read(MOVED), reader.read(MOVED)
+
+    prove(schedule, (ReadOutcome.STRIPE, ReadOutcome.STRIPE), "an entry moves at another progress", "I1")
+
+
+def test_an_entry_moves_without_a_read_of_the_database() -> None:
+    world = World(nodes=("n1", "n2"))
+    world.placements = PLACEMENTS
+    serve(world, TWO, ONE)
+    serve(world, TWO, ONE, node="n2")
+    assert read(world, ONE) is ReadOutcome.FILLED
+    reader = Reader(world, world.replica(), TWO, previous_ring=ONE)
+    assert [reader.read(MOVED), reader.read(MOVED)] == [ReadOutcome.MOVED, ReadOutcome.HIT]
+    assert world.broken == []
