@@ -124,6 +124,18 @@ def test_a_ring_leaves_behind_the_copies_of_readers() -> None:
     prove(schedule, ReadOutcome.RING, "a ring leaves at once", "I1")
 
 
+def test_a_renewal_of_the_lease_does_not_end_the_wait_for_readers() -> None:
+    world = World(nodes=("n1", "n2"))
+    world.placements = PLACEMENTS
+    serve(world, TWO, ONE)
+    away = Invalidator(world, ring=TWO, topology=2).join()
+    world.sleep(3)
+    away.renewing().finish()
+    assert world.record().is_settling
+    away.apply()
+    assert not world.record().is_settling
+
+
 def test_an_invalidator_publishes_no_record_with_a_ring_that_it_does_not_know() -> None:
     def schedule(world: World) -> bool:
         previous = serve(world, TWO)
