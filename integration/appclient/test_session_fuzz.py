@@ -258,12 +258,12 @@ def test_no_session_changes_what_others_read(system: System) -> None:
 def plant_statements(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(query, "require_read", lambda _: None)
     patch.setattr("appclient.database.database.require_read", lambda _: None)
-    patch.setattr("appclient.database.shard.NAME_IN_SESSION", SERVER_NAME)
+    patch.setattr("appclient.database.servers.NAME_IN_SESSION", SERVER_NAME)
 
 
 def plant_database(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(own_pool, "use_sql", lambda _: "SELECT 1")
-    patch.setattr("appclient.database.shard.NAME_IN_SESSION", SERVER_NAME)
+    patch.setattr("appclient.database.servers.NAME_IN_SESSION", SERVER_NAME)
 
 
 def plant_variables(patch: pytest.MonkeyPatch) -> None:

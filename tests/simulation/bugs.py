@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 from unittest.mock import patch
 
+import appclient.database.servers
 import appclient.database.shard
 import freshness.algorithm.admission
 import freshness.algorithm.applier
@@ -804,7 +805,7 @@ def _snapshot_first() -> Planted:
 
 def _any_server() -> Planted:
     """All servers have one name, so a session that was moved is not noticed."""
-    return _patch(appclient.database.shard, "NAME_IN_SESSION", dict.fromkeys(("mysql", "mariadb"), "'any'"))
+    return _patch(appclient.database.servers, "NAME_IN_SESSION", dict.fromkeys(("mysql", "mariadb"), "'any'"))
 
 
 def _token_read_apart() -> Planted:
