@@ -114,11 +114,6 @@ slow: setup ## the tests that take a minute and more or need a browser
 	@$(PROVISION) browser
 	@$(PYTEST) -n $(WORKERS) -m "slow and not long" $(ARGS)
 
-.PHONY: heavy
-heavy: setup ## the tests of slow, kafka and vitess beside each other: none of the three keeps two cores busy
-	@$(PROVISION) browser kafka vitess
-	@$(PYTEST) -n $(WORKERS) -m "(slow or kafka or vitess) and not long" $(ARGS)
-
 ##@ Servers
 
 .PHONY: vitess
