@@ -127,7 +127,8 @@ kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are 
 	@$(PYTEST) -m kafka integration/kafka $(ARGS)
 
 .PHONY: long
-long: setup ## before a release: tests of minutes, on the other flavor, and properties by other examples
+long: setup ## before a release: tests of minutes, on the other flavor, and properties by other examples; needs Go
+	@$(PROVISION) vitess
 	@$(PYTEST) -n $(WORKERS) -m long $(ARGS)
 	@$(PYTEST) -n $(WORKERS) -m hypothesis --hypothesis-profile random tests
 
