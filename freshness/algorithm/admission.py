@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freshness.algorithm.envelope import Coverage, NodeRecord, find_record
+from freshness.algorithm.envelope import NodeRecord, find_record
 from freshness.algorithm.membership import (
     Membership,
+    cover,
     is_of_another_configuration,
     require_topology,
-    serve_rings,
+    serve,
 )
 from freshness.algorithm.request import (
     MISSING,
@@ -86,8 +87,7 @@ def _join_alive(
         raise MembershipLost(
             f"{member.node}: its record was written under another configuration "
             f"(objects {', '.join(sorted(record.objects)) or 'none'}; "
-            f"ring {' and '.join(f'{ring:08x}' for ring in sorted(record.rings))}; "
-            f"{record.stripes} stripes)",
+            f"ring {' and '.join(f'{ring:08x}' for ring in sorted(record.rings))})",
             hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
         )
     if record.epoch > head.epoch:
@@ -99,9 +99,12 @@ def _join_alive(
         yield from member.begin_life()
         return
     _start_from(member, record, item, read_at)
-    if not record.is_open:
+    if record.is_open and member.policy.is_serving:
+        # Until the own heartbeat is back a write would close the record: `publish` covers then
+        member.is_covered = serve(record, member.policy) == record
+    else:
         member.target, member.opens_after = member.everything(head), read_at
-    yield from _cover_objects(member, head)
+        yield from cover(member)
 
 
 def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
@@ -131,34 +134,9 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
         raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined again")
     _start_from(member, record, item, read_at)
     member.target, member.opens_after = member.everything(head), opens_after
-    yield from _cover_objects(member, head)
+    yield from cover(member)
 
 
 def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
     member.start_from(record.progress)
     member.adopt(record, item, read_at)
-
-
-def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
-    """Write the start of each object that the record does not name yet (F70), the rings, and the topology.
-
-    The resume copy is written first. Otherwise an invalidator without the object could revive this life and ignore
-    the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
-    revive it and open it.
-    """
-    topology = member.policy.topology
-
-    def change(record: NodeRecord) -> NodeRecord:
-        start = member.everything(head).union(record.progress)
-        new = {
-            name: Coverage(fingerprint, start)
-            for name, fingerprint in member.policy.objects.items()
-            if name not in record.objects
-        }
-        covered = replace(record, objects={**record.objects, **new}, topology=topology)
-        return serve_rings(covered, member.policy)
-
-    current = member.joined_record()
-    if change(current) != current:
-        yield from member.write_resume(change(current))
-        yield from member.store(change)

@@ -350,8 +350,8 @@ class NodeRecord:
     position at which the life began; it never moves. ``primary``: the identity of the primary whose history the
     record follows (F101). ``topology``: the number of the configuration under which it was written; it only rises
     (F102). ``ring``: a ring that is served, which is for the whole life unless it has a start. ``starts``: rings that
-    are served from a position on, empty for the whole life. ``is_settling``: a ring has left, and readers may still
-    have a copy of the record that names it: progress waits for them.
+    are served from a position on, empty for the whole life. ``is_settling``: a ring or an object has left, and
+    readers may still have a copy of the record that names it: progress waits for them.
     """
 
     lineage: str
@@ -388,10 +388,10 @@ class NodeRecord:
                     lowest = start
         return lowest
 
-    def follows(self, rings: Iterable[int], position: Position) -> bool:
-        """Whether this node is sent every event behind ``position`` of a key that all of these rings place here."""
-        start = self.find_start(rings)
-        return start is not None and (start.is_empty or position.contains(start))
+    def find_coverage(self, name: str, fingerprint: int) -> Coverage | None:
+        """None: the invalidators do not cover the object, or not in that definition."""
+        coverage = self.objects.get(name)
+        return coverage if coverage is not None and coverage.fingerprint == fingerprint else None
 
     def encode(self) -> bytes:
         writer = Writer(_HEAD[Kind.RECORD])

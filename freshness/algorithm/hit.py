@@ -183,7 +183,7 @@ def _judge(
                 entry.state = Parted(_HIT, payload)
             else:
                 entry.state = Unstored(refusal)  # until `_claim` has put a stub in its place
-            if refusal in _REPLACEABLE and view.covers(policy):
+            if refusal in _REPLACEABLE:
                 dead.append((entry, reply))
     return dead, stale
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -45,10 +46,10 @@ CAS_ATTEMPTS_MAX: Final = 16
 class NodePolicy:
     """The settings that all nodes of a lineage share.
 
-    ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on each node.
-    ``lease_seconds`` is L. ``is_serving``: False for a shard that is followed and not read: its records are kept,
-    and never open. ``topology``: the number of the configuration. A record of a higher one is not touched.
-    ``placements``: by ring, that of ``ring`` and of each that is served beside it.
+    ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on a node that
+    begins a life. ``lease_seconds`` is L. ``is_serving``: False for a shard that is followed and not read: its
+    records are kept, and never open. ``topology``: the number of the configuration. A record of a higher one is not
+    touched. ``placements``: by ring, that of ``ring`` and of each that is served beside it.
     """
 
     namespace: str
@@ -138,6 +139,8 @@ class Membership:
     """When progress was last published."""
     heartbeat: HeartbeatSeen | None = None
     """The latest of this invalidator's own heartbeats that has come back through the stream."""
+    is_covered: bool = True
+    """False: the record does not name the objects and rings of this configuration yet, see `cover`."""
     opens_after: float = float("-inf")
     """A heartbeat that was begun before that moment does not open the record."""
     target: Position | None = None
@@ -172,7 +175,7 @@ class Membership:
         """Forget everything: the next use must be a join."""
         self.record = self.target = self.heartbeat = self.resume_version = None
         self.resume_written_at = self.published_at = self.opens_after = float("-inf")
-        self.version = 0
+        self.version, self.is_covered = 0, True
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
         """Take a record as read from the node."""
@@ -198,10 +201,10 @@ class Membership:
         """One CAS on the record. False: another invalidator wrote first (see `reread`).
 
         The lease is decided here, for every write, and nowhere else. A missing record is never put back from memory:
-        that raises `MembershipLost`. Every write is under this configuration's number.
+        that raises `MembershipLost`.
         """
         now = self.clock()
-        leased, ttl_seconds = self._lease(replace(record, topology=self.policy.topology), now)
+        leased, ttl_seconds = self._lease(record, now)
         (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
             self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
@@ -323,7 +326,8 @@ class Membership:
         is_enough = (
             other.tenure == wanted.tenure
             and other.progress.contains(wanted.progress)
-            and other.objects.keys() >= wanted.objects.keys()
+            and other.rings >= wanted.rings
+            and all(other.find_coverage(name, each.fingerprint) for name, each in wanted.objects.items())
             and (other.primary, other.topology) == (wanted.primary, wanted.topology)
         )
         if is_enough:
@@ -390,27 +394,55 @@ class Membership:
         yield from self.write_resume()
 
 
+def cover(member: Membership) -> Procedure[None]:
+    """Let the record name the objects (F70) and rings of this configuration, and its topology.
+
+    The resume copy is written first. Otherwise an invalidator without an object could revive this life and ignore
+    the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
+    revive it and open it.
+    """
+    member.is_covered = True
+    current = member.joined_record()
+    wanted = serve(current, member.policy)
+    if wanted != current:
+        yield from member.write_resume(wanted)
+        yield from member.store(partial(serve, policy=member.policy))
+
+
 def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
-    """Whether a record speaks of another number of stripes, or of objects or rings that this configuration does not
-    know. Rings of a lower topology may leave."""
-    return (
-        record.stripes != policy.stripes
-        or (record.topology >= policy.topology and not record.rings <= policy.rings)
-        or any(policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items())
+    """Whether a record speaks of objects or rings that this configuration does not know. Those of a lower topology
+    may leave."""
+    return record.topology >= policy.topology and _has_others(record, policy)
+
+
+def _has_others(record: NodeRecord, policy: NodePolicy) -> bool:
+    return not record.rings <= policy.rings or any(
+        policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
     )
 
 
-def serve_rings(record: NodeRecord, policy: NodePolicy) -> NodeRecord:
-    """The record with the rings of this configuration, and no others.
+def serve(record: NodeRecord, policy: NodePolicy) -> NodeRecord:
+    """The record with the objects and rings of this configuration, and no others.
 
-    A ring begins with the record's progress: an invalidator that publishes more has read this record, and sends by
-    the ring. One that brings the node no key which a ring of the record does not bring begins with that ring.
+    Each begins with the record's progress: an invalidator that publishes more has read this record, and sends the
+    keys of the object and by the ring. A ring that brings the node no key which a ring of the record does not bring
+    begins with that ring.
     """
     starts = {ring: _find_start(record, ring, policy) for ring in policy.rings}
     if starts[policy.ring].is_empty:
         del starts[policy.ring]
-    is_settling = record.is_settling or not record.rings <= policy.rings
-    return replace(record, ring=policy.ring, starts=starts, is_settling=is_settling)
+    objects = {
+        name: record.find_coverage(name, fingerprint) or Coverage(fingerprint, record.progress)
+        for name, fingerprint in policy.objects.items()
+    }
+    return replace(
+        record,
+        ring=policy.ring,
+        starts=starts,
+        objects=objects,
+        is_settling=record.is_settling or _has_others(record, policy),
+        topology=policy.topology,
+    )
 
 
 def _find_start(record: NodeRecord, ring: int, policy: NodePolicy) -> Position:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, Stripe
+from freshness.position import Position
 from freshness.position.token import EventToken
 
 
@@ -109,26 +110,19 @@ def _find_lineage_refusal(
     stripe: Stripe | None,
     token: EventToken | None,
 ) -> ReadOutcome | None:
-    rings = ring, *policy.previous_rings
-    closed = find_record_refusal(record, rings)
+    closed = find_object_refusal(policy, ring, record)
     if closed is not None:
         return closed
     assert record is not None
-    coverage = record.objects.get(policy.name)
-    if coverage is None or coverage.fingerprint != policy.fingerprint:
-        return ReadOutcome.OBJECT
     if token is None:
         return ReadOutcome.NO_TOKEN
     if token.epoch != record.epoch:
         return ReadOutcome.EPOCH
-    if not token.position.contains(record.floor) or not token.position.contains(coverage.start):
+    if not token.position.contains(record.floor):
         return ReadOutcome.FLOOR
-    if not record.follows(rings, token.position):
-        return ReadOutcome.FLOOR
-    for table in policy.tables:
-        floor = record.table_floors.get(table)
-        if floor is not None and not token.position.contains(floor):
-            return ReadOutcome.TABLE_FLOOR
+    lack = find_lack(policy, ring, record, token.position)
+    if lack is not None:
+        return lack
     if stripe is None or stripe.life != record.life:
         return ReadOutcome.STRIPE_ABSENT
     return None if token.position.contains(stripe.position) else ReadOutcome.STRIPE
@@ -150,18 +144,15 @@ def find_required(
     required: dict[str, EventToken] = {}
     for lineage in policy.lineages:
         record, stripe = records.get(lineage), stripes.get(lineage)
-        rings = ring, *policy.previous_rings
-        if record is None or find_record_refusal(record, rings) is not None:
-            continue
-        coverage = record.objects.get(policy.name)
-        if coverage is None or coverage.fingerprint != policy.fingerprint:
+        if record is None or find_object_refusal(policy, ring, record) is not None:
             continue
         known = record.progress if stripe is None or stripe.life != record.life else stripe.position
         floors = [record.table_floors[table] for table in policy.tables if table in record.table_floors]
-        start = record.find_start(rings)
-        position = known.union_all(
-            [record.floor, coverage.start, *([] if start is None else [start]), *floors]
-        )
+        of_ring = record.find_start((ring, *policy.previous_rings))
+        of_object = _find_start(policy, record)
+        assert of_ring is not None, "the record does not refuse the ring"
+        assert of_object is not None, "nor the object"
+        position = known.union_all([record.floor, of_object, of_ring, *floors])
         required[lineage] = EventToken(lineage, lineage, record.epoch, 0, position)
     return required
 
@@ -177,6 +168,37 @@ def find_record_refusal(record: NodeRecord | None, rings: Collection[int]) -> Re
     return None
 
 
+def find_object_refusal(policy: ObjectPolicy, ring: int, record: NodeRecord | None) -> ReadOutcome | None:
+    """The same for the items of an object, which must be covered in this definition."""
+    refusal = find_record_refusal(record, (ring, *policy.previous_rings))
+    if refusal is None and record is not None and _find_start(policy, record) is None:
+        return ReadOutcome.OBJECT
+    return refusal
+
+
+def _find_start(policy: ObjectPolicy, record: NodeRecord) -> Position | None:
+    coverage = record.find_coverage(policy.name, policy.fingerprint)
+    return None if coverage is None else coverage.start
+
+
+def find_lack(policy: ObjectPolicy, ring: int, record: NodeRecord, position: Position) -> ReadOutcome | None:
+    """The start or table floor of the object that a position lacks, or that there is none; else None: the node was
+    sent all later events of a key that these rings place there."""
+    of_object = _find_start(policy, record)
+    if of_object is None:
+        return ReadOutcome.OBJECT
+    of_ring = record.find_start((ring, *policy.previous_rings))
+    if of_ring is None:
+        return ReadOutcome.RING
+    if not position.contains(of_object) or not position.contains(of_ring):
+        return ReadOutcome.FLOOR
+    for table in policy.tables:
+        floor = record.table_floors.get(table)
+        if floor is not None and not position.contains(floor):
+            return ReadOutcome.TABLE_FLOOR
+    return None
+
+
 def is_outdated(record: NodeRecord, now_us: int, age_max_seconds: float) -> bool:
     """Whether the heartbeat that a record stands for is older than that by the wall clock of this machine (F105)."""
     return now_us - record.as_of_us > age_max_seconds * 1_000_000
@@ -187,10 +209,9 @@ def find_hit_refusal(
 ) -> ReadOutcome | None:
     """The cause why an entry of a trusted node is not a hit: another key, an old life, a table floor; else None.
 
-    An old life, too, if it may be of a time when the node was not sent the key's events: it lacks the start of each
-    ring that places the key here.
+    An old life, too, if it may be of a time when the node was not sent the key's events: it lacks the start of the
+    object, or of each ring that places the key here.
     """
-    rings = ring, *policy.previous_rings
     if entry.identity != identity:
         return ReadOutcome.IDENTITY
     stamps = {stamp.lineage: stamp for stamp in entry.stamps}
@@ -198,14 +219,9 @@ def find_hit_refusal(
         stamp, record = stamps.get(lineage), records.get(lineage)
         if stamp is None or record is None or stamp.life != record.life or stamp.epoch != record.epoch:
             return ReadOutcome.DEAD
-        if record.find_start(rings) is None:
-            return ReadOutcome.RING
-        if not record.follows(rings, stamp.position):
-            return ReadOutcome.DEAD
-        for table in policy.tables:
-            floor = record.table_floors.get(table)
-            if floor is not None and not stamp.position.contains(floor):
-                return ReadOutcome.TABLE_FLOOR
+        lack = find_lack(policy, ring, record, stamp.position)
+        if lack is not None:
+            return ReadOutcome.DEAD if lack is ReadOutcome.FLOOR else lack
     return None
 
 

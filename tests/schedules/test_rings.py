@@ -1,11 +1,12 @@
-"""Nodes come and go: a record serves several rings, each from a position on, and entries move (ADR 0065).
+"""Nodes and definitions come and go: a record serves several rings, each from a position on, and entries move (ADR
+0065).
 
 As in test_defences.py, each defence is taken out once, and then the invariant breaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import pytest
@@ -15,6 +16,8 @@ from freshness.errors import MembershipLost
 from freshness.keys.placement import Placement
 from tests.schedules.test_upstream_defences import POLICY, Scene
 from tests.schedules.world import (
+    CUSTOMER,
+    L_SECONDS,
     NAMESPACE,
     NODE,
     Invalidator,
@@ -35,6 +38,9 @@ ON_N1: Final = lookup(NUMBER)
 MOVED: Final = lookup(NUMBER, node="n2", previous_node="n1")
 
 
+COVERED: Final = {CUSTOMER.name: CUSTOMER.fingerprint}
+
+
 def prove(schedule: Callable[[World], object], danger: object, bug: str, invariant: str) -> None:
     """Once as the code stands, once with the planted bug."""
     sound, flawed = World(nodes=("n1", "n2")), World(nodes=("n1", "n2"))
@@ -47,10 +53,18 @@ def prove(schedule: Callable[[World], object], danger: object, bug: str, invaria
 
 
 def serve(
-    world: World, ring: int, previous_ring: int | None = None, *, topology: int = 1, node: str = NODE
+    world: World,
+    ring: int,
+    previous_ring: int | None = None,
+    *,
+    topology: int = 1,
+    node: str = NODE,
+    objects: Mapping[str, int] = COVERED,
 ) -> Invalidator:
     """A process with this file, whose node is open."""
-    one = Invalidator(world, node=node, ring=ring, previous_ring=previous_ring, topology=topology).join()
+    one = Invalidator(
+        world, node=node, ring=ring, previous_ring=previous_ring, topology=topology, objects=objects
+    ).join()
     one.apply()
     one.apply()
     assert world.record(node).is_open
@@ -134,6 +148,43 @@ def test_a_renewal_of_the_lease_does_not_end_the_wait_for_readers() -> None:
     assert world.record().is_settling
     away.apply()
     assert not world.record().is_settling
+
+
+def move_silently(world: World) -> ReadOutcome:
+    """No heartbeat comes back, and the lease is nearly over: the record is written although that closes it."""
+    serve(world, ONE)
+    read(world, ONE)
+    serve(world, TWO, ONE, topology=2)
+    away = Invalidator(world, ring=TWO, topology=3).join()
+    world.commit(KEY)
+    away.apply(away.batch(heartbeat=False))
+    world.sleep(L_SECONDS - 2)
+    reader = Reader(world, world.replica(), ONE)
+    assert reader.read(ON_N1) is ReadOutcome.HIT
+    away.renewing().finish()
+    assert not world.record().is_open
+    return reader.read(ON_N1)
+
+
+@pytest.mark.parametrize(
+    "bug", ["published while readers are waited for", "published before the record is covered"]
+)
+def test_what_was_sent_by_the_next_file_alone_is_published_behind_the_readers(bug: str) -> None:
+    prove(move_silently, ReadOutcome.HIT, bug, "I1")
+
+
+def test_an_entry_of_a_definition_that_has_left_is_no_hit_when_it_comes_back() -> None:
+    def schedule(world: World) -> tuple[ReadOutcome, ReadOutcome]:
+        serve(world, ONE)
+        assert read(world, ONE) is ReadOutcome.FILLED
+        away = serve(world, ONE, objects={}, topology=2)
+        without = read(world, ONE)
+        world.commit(KEY)
+        away.apply()
+        serve(world, ONE, topology=3)
+        return without, read(world, ONE)
+
+    prove(schedule, (ReadOutcome.OBJECT, ReadOutcome.FILLED), "start of an object ignored by hits", "I1")
 
 
 def test_an_invalidator_publishes_no_record_with_a_ring_that_it_does_not_know() -> None:

@@ -8,7 +8,7 @@ defence is the backend's or the reader's own, a change of the world's transport.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 from unittest.mock import patch
@@ -53,8 +53,8 @@ from freshness.algorithm.membership import (
     HeartbeatSeen,
     Membership,
     is_of_another_configuration,
-    serve_rings,
 )
+from freshness.algorithm.membership import serve as serve_record
 from freshness.algorithm.request import (
     DONE,
     MISSING,
@@ -224,11 +224,11 @@ def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Plant
 
 
 def _coverage_ignored() -> Planted:
-    def covered(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
-        start = Coverage(policy.fingerprint, empty_position(record.floor.flavor))
-        return replace(record, objects={policy.name: start})
+    return _patch(NodeRecord, "find_coverage", _coverage_of_all)
 
-    return _blind_to(covered)
+
+def _coverage_of_all(record: NodeRecord, _: str, fingerprint: int) -> Coverage:
+    return Coverage(fingerprint, empty_position(record.floor.flavor))
 
 
 def _ring_ignored() -> Planted:
@@ -238,7 +238,46 @@ def _ring_ignored() -> Planted:
 
 def _start_ignored() -> Planted:
     """Of a ring: what a node holds of a key may be from before it was sent the key's events."""
-    return _patch(NodeRecord, "follows", lambda self, rings, _: self.find_start(rings) is not None)
+    find_start = NodeRecord.find_start
+
+    def no_start(record: NodeRecord, rings: Iterable[int]) -> Position | None:
+        start = find_start(record, rings)
+        return None if start is None else empty_position(start.flavor)
+
+    return _patch(NodeRecord, "find_start", no_start)
+
+
+def _object_start_ignored() -> Planted:
+    """What a node holds of a key may be from before its definition came back."""
+    find_coverage = NodeRecord.find_coverage
+
+    def no_start(record: NodeRecord, name: str, fingerprint: int) -> Coverage | None:
+        found = find_coverage(record, name, fingerprint)
+        return None if found is None else _coverage_of_all(record, name, fingerprint)
+
+    return _patch(NodeRecord, "find_coverage", no_start)
+
+
+def _published_while_settling() -> Planted:
+    """A renewal of the lease publishes what was sent while readers are waited for."""
+    original = freshness.algorithm.apply._next_record
+
+    def next_record(member: Membership, sent: Batch | None) -> Any:
+        record, applied, is_caught_up = original(member, sent)
+        return replace(record, progress=record.progress.union(applied)), applied, is_caught_up
+
+    return _patch(freshness.algorithm.apply, "_next_record", next_record)
+
+
+def _published_uncovered() -> Planted:
+    """The record goes on with the rings and objects of the previous file, by which nothing is sent."""
+
+    def nothing(member: Membership) -> Procedure[None]:
+        member.is_covered = True
+        return
+        yield
+
+    return _patch(freshness.algorithm.apply, "cover", nothing)
 
 
 def _moved_as_of_now() -> Planted:
@@ -569,10 +608,10 @@ def _previous_not_sent() -> Planted:
 def _ring_leaves_at_once() -> Planted:
     """Progress does not wait for readers whose copy of the record names the ring."""
 
-    def serve(*of: Any) -> NodeRecord:
-        return replace(serve_rings(*of), is_settling=False)
+    def serve(*of: Any, **options: Any) -> NodeRecord:
+        return replace(serve_record(*of, **options), is_settling=False)
 
-    return _patch(freshness.algorithm.admission, "serve_rings", serve)
+    return _patch(freshness.algorithm.membership, "serve", serve)
 
 
 def _unknown_ring_published() -> Planted:
@@ -1035,6 +1074,9 @@ PLANTED: Final[dict[str, Plant]] = {
     "ring ignored": _ring_ignored,
     "start of a ring ignored by hits": _start_ignored,
     "a previous ring is not sent": _previous_not_sent,
+    "start of an object ignored by hits": _object_start_ignored,
+    "published while readers are waited for": _published_while_settling,
+    "published before the record is covered": _published_uncovered,
     "a ring leaves at once": _ring_leaves_at_once,
     "a ring that is not known is published": _unknown_ring_published,
     "an entry moves at another progress": _moved_as_of_now,
@@ -1164,6 +1206,9 @@ SELDOM_CAUGHT: Final = {
     "floor of a new life is empty": "a stripe that is put back holds all that was streamed, so it holds the "
     "missing floor, too",
     "ring ignored": "few worlds change the ring, and few readers with the previous one still store in them",
+    "start of an object ignored by hits": "no world of chance takes a definition back; an exhaustive world does",
+    "published while readers are waited for": "the lease must end without a heartbeat, and a reader look just then",
+    "published before the record is covered": "a reader must look just then; an exhaustive world finds it",
     "a ring leaves at once": "a reader must look by its copy of the record just then; an exhaustive world finds it",
     "a ring that is not known is published": "an operator must forget the number of the topology, and both "
     "invalidators go on; an exhaustive world finds it",

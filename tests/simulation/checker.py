@@ -321,9 +321,8 @@ class Checker:
             floor = life.last.table_floors.get(table)
             if floor is not None and not position.contains(floor):
                 continue  # it is stored, but no hit
-            if not any(
-                life.last.follows([ring], position) for ring in self._placing(node, lookup, life.last)
-            ):
+            starts = [life.last.find_start([ring]) for ring in self._placing(node, lookup, life.last)]
+            if not any(start is not None and position.contains(start) for start in starts):
                 continue  # the same: by no ring of the record
             row = table, self._world.rows[lookup.item]
             for commit in reversed(shard.by_row.get(row, ())):

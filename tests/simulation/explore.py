@@ -119,10 +119,10 @@ class SmallWorld:
     ``returns``: the node has the memory of an earlier moment again, without bound items, and its connections break;
     with ``is_silent`` they end with their next read only, as those of a Redis. ``cancels``: a reader is interrupted,
     and its connection closed. ``way``: each read is tried by the short way first, for one key or for many.
-    ``rings``: nodes of each ring; ``path``: the node of the key by each. ``files``: topology and rings of each file,
-    the present ring first. ``posts``: node and first file of each invalidator, which goes on with the next file when
-    it has crashed. ``reads_by``: file of each reader. ``past``: actions before anything is explored, in the place of
-    the usual start, see `Explorer._relive`.
+    ``rings``: nodes of each ring; ``path``: the node of the key by each. ``files``: topology, rings and definition of
+    each file, the present ring first; by another definition than 1 no key is sent. ``posts``: node and first file
+    of each invalidator, which goes on with the next file when it has crashed. ``reads_by``: file of each reader.
+    ``past``: actions before anything is explored, in the place of the usual start, see `Explorer._relive`.
     ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
     another primary, whose log it reads from the start on.
     """
@@ -169,7 +169,7 @@ class SmallWorld:
     strays: int = 0
     rings: tuple[tuple[str, ...], ...] = ((NODE,),)
     path: tuple[str, ...] = (NODE,)
-    files: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (0,)),)
+    files: tuple[tuple[int, tuple[int, ...], int], ...] = ((1, (0,), 1),)
     posts: tuple[tuple[str, int], ...] = ()
     reads_by: tuple[int, ...] = ()
     past: tuple[tuple[str, int], ...] = ()
@@ -191,8 +191,10 @@ class SmallWorld:
 GROWING: Final = (("n0",), ("n0", "n1")), ("n0", "n1")
 """Rings, of which the second places the key on another node, and its nodes."""
 SHRINKING: Final = (("n0", "n1"), ("n0",)), ("n1", "n0")
-THERE_AND_BACK: Final = (1, (0,)), (2, (1, 0)), (3, (1,)), (4, (0, 1)), (5, (0,))
+THERE_AND_BACK: Final = (1, (0,), 1), (2, (1, 0), 1), (3, (1,), 1), (4, (0, 1), 1), (5, (0,), 1)
 """Topology and rings of each file, while the second ring takes the place of the first, and the first comes back."""
+ANOTHER_AND_BACK: Final = (1, (0,), 1), (2, (0,), 2), (3, (0,), 1)
+"""The same of a definition of the object."""
 OPENED: Final = ("run", 0), ("look", 0), ("beat", 0), ("run", 0), ("look", 0), ("apply", 0)
 FILLED_BY_THE_FIRST: Final = (*OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("beat", 0), ("run", 0))
 """The entry is there by the first ring, and both rings are served."""
@@ -306,8 +308,17 @@ WORLDS: Final = (
         readers=2, reads_by=(0, 3), polls=1, crashes=1,
     ),
     SmallWorld(
+        "a definition leaves",
+        files=ANOTHER_AND_BACK, past=(*OPENED, ("read", 0), ("exchange", 0)),
+        reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
+    ),
+    SmallWorld(
+        "a definition comes back",
+        files=ANOTHER_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), polls=1, crashes=1,
+    ),
+    SmallWorld(
         "an invalidator of the previous file goes on",
-        rings=SHRINKING[0], path=SHRINKING[1], files=((1, (0,)), (1, (1, 0))), posts=((NODE, 0), (NODE, 0)),
+        rings=SHRINKING[0], path=SHRINKING[1], files=((1, (0,), 1), (1, (1, 0), 1)), posts=((NODE, 0), (NODE, 0)),
         past=(
             ("run", 0), ("run", 1), ("look", 0), ("beat", 0), ("run", 0), ("run", 1), ("look", 0), ("apply", 0),
             ("exchange", 1),
@@ -587,7 +598,7 @@ class Explorer:
         self.items = frozenset(self.stripes)
         self.records = frozenset(_at(node, record_key("sim", LINEAGE)) for node in self.nodes)
         self.wanted = wanted_key("sim", LINEAGE)
-        self.policies = [self._policy_of(topology, rings) for topology, rings in world.files]
+        self.policies = [self._policy_of(*each) for each in world.files]
         self.node_of: dict[bytes, str] = {}
         """The node of each life."""
         self.polls_used: dict[tuple[int, int], int] = {}
@@ -610,11 +621,11 @@ class Explorer:
 
     # -- programs -----------------------------------------------------------------------------------------
 
-    def _policy_of(self, topology: int, rings: Sequence[int]) -> NodePolicy:
+    def _policy_of(self, topology: int, rings: Sequence[int], definition: int) -> NodePolicy:
         placements = [self.placements[ring] for ring in rings]
         return NodePolicy(
-            "sim", LINEAGE, placements[0].ring_version, {"row": 1}, self.world.stripes, self.world.lease_seconds,
-            self.world.heartbeat_age_max_seconds, REFRESH_SECONDS, topology=topology,
+            "sim", LINEAGE, placements[0].ring_version, {"row": definition}, self.world.stripes,
+            self.world.lease_seconds, self.world.heartbeat_age_max_seconds, REFRESH_SECONDS, topology=topology,
             placements={each.ring_version: each for each in placements} if len(self.placements) > 1 else {},
         )  # fmt: skip
 
@@ -625,7 +636,7 @@ class Explorer:
 
     def _invalidator(self, number: int, start: int) -> Callable[[], Program]:
         node, of_file = self._post_of(number, start)
-        rings = self.world.files[of_file][1]
+        _, rings, definition = self.world.files[of_file]
 
         def program() -> Program:
             counter = iter(range(1, 1000))
@@ -657,7 +668,7 @@ class Explorer:
                 streamed=NOTHING,
                 placement=self.placements[rings[0]],
                 previous=tuple(self.placements[ring] for ring in rings[1:]),
-                finder=KeyFinder({"row": self.definition}),
+                finder=KeyFinder({"row": self.definition} if definition == 1 else {}),
             )
             loop = run_loop(
                 invalidator,
@@ -1084,7 +1095,7 @@ class Explorer:
 
     def _is_timed(self, step: Wait) -> bool:
         """Whether safety rests on a wait: that for readers who have a copy of a record."""
-        return len(self.placements) > 1 and step.seconds >= REFRESH_SECONDS
+        return len(self.world.files) > 1 and step.seconds >= REFRESH_SECONDS
 
     def _waits_until(self, state: State, place: int) -> float:
         step = self._step(state, place)
@@ -1293,8 +1304,7 @@ class Explorer:
             for lookup in self.lookups
             for placement in self.placements
             if placement.node_for(lookup.item) == record.node
-            and (start := record.find_start([placement.ring_version])) is not None
-            and not start.contains(_single(number))
+            and _follows(record, placement.ring_version, _prefix(number - 1))
         ]
 
     def _find_poison(self, state: State, key: bytes, data: bytes) -> str:
@@ -1305,11 +1315,10 @@ class Explorer:
         rings = [
             placement.ring_version
             for placement in self.placements
-            if record is not None
-            and any(_at(placement.node_for(each.item), each.item) == key for each in self.lookups)
+            if any(_at(placement.node_for(each.item), each.item) == key for each in self.lookups)
         ]
-        if len(self.placements) > 1 and not any(
-            record and record.follows([ring], position) for ring in rings
+        if len(self.world.files) > 1 and not any(
+            record and _follows(record, ring, position) for ring in rings
         ):
             return ""
         for number in range(version + 1, len(state.log) + 1):
@@ -1471,6 +1480,15 @@ def _single(number: int) -> MysqlGtidSet:
 
 def _prefix(number: int) -> Position:
     return _PREFIXES[number]
+
+
+def _follows(record: NodeRecord, ring: int, position: Position) -> bool:
+    """Whether the record says that its node is sent every event behind the position, by that ring and by the first
+    definition."""
+    start, coverage = record.find_start([ring]), record.find_coverage("row", 1)
+    if start is None or coverage is None:
+        return False
+    return position.union(record.floor).contains(start.union(coverage.start))
 
 
 _SINGLES: Final = [NOTHING, *(MysqlGtidSet.of(SID, number) for number in range(1, 50))]

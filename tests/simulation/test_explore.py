@@ -22,7 +22,7 @@ PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
 SMALL_NAMES = (
     *("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier"),
-    *("a second", "a key", "an invalidator of"),
+    *("a second", "a key", "a definition", "an invalidator of"),
 )
 SMALL = tuple(world for world in WORLDS if world.name.startswith(SMALL_NAMES))
 
@@ -85,6 +85,9 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("start of a ring not required of a miss", named("a key comes back to its first node")),
         ("a previous ring is not sent", named("a second ring is served")),
         ("a ring leaves at once", named("a ring leaves")),
+        ("a ring leaves at once", named("a definition leaves")),
+        ("start of an object ignored by hits", named("a definition comes back")),
+        ("published before the record is covered", named("a definition leaves")),
         ("a ring that is not known is published", named("an invalidator of the previous file goes on")),
         ("an entry moves at another progress", named("an entry moves to another node")),
         pytest.param(

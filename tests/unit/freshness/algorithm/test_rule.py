@@ -197,7 +197,7 @@ def test_an_entry_is_held_to_the_table_floors() -> None:
     """F21, F68."""
     floors = {"addresses": at("11")}
     assert judge_hit(entry("a"), records={"a": record(table_floors=floors)}) is ReadOutcome.TABLE_FLOOR
-    for newer in ("11", "1-12"):
+    for newer in ("1-3:11", "1-12"):
         assert judge_hit(entry("a", numbers=newer), records={"a": record(table_floors=floors)}) is None
 
 

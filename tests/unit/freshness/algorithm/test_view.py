@@ -26,7 +26,7 @@ def judge(
 ) -> tuple[ReadOutcome | None, bytes | None]:
     """What the view says of one entry; the short way, if it knows the entry, says the same."""
     judged = copy.judge(policy, identity, data)
-    value_at = find_live_value(data, copy.trust(policy)[1], identity)
+    value_at = find_live_value(data, copy.trust(policy).plain, identity)
     assert not value_at or judged == (None, data[value_at:])
     return judged
 
@@ -135,11 +135,19 @@ def test_an_entry_of_another_life_or_key_is_no_hit() -> None:
 
 def test_an_object_is_covered_in_its_own_definition_alone() -> None:
     """F70."""
-    copy = view({"a": record()})
-    assert copy.covers(CUSTOMER)
-    assert not copy.covers(replace(CUSTOMER, fingerprint=6))
-    assert not copy.covers(replace(CUSTOMER, name="other"))
-    assert not copy.covers(PAIR), "in both shards"
+    copy = view({"a": record(), "b": record("b", objects={})})
+    assert copy.find_refusal(CUSTOMER) is None
+    for other in (replace(CUSTOMER, fingerprint=6), replace(CUSTOMER, name="other"), PAIR):
+        assert copy.find_refusal(other) is ReadOutcome.OBJECT
+        assert judge(copy, other, b"1", entry())[0] in (ReadOutcome.OBJECT, ReadOutcome.DEAD)
+
+
+def test_an_entry_from_before_its_definition_was_covered_is_no_hit() -> None:
+    """Of the common entry, and of one that is decoded."""
+    copy = view({"a": record(objects={CUSTOMER.name: Coverage(CUSTOMER.fingerprint, at("11"))})})
+    for _ in range(2):
+        assert judge(copy, CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)
+        assert judge(copy, CUSTOMER, b"1", entry("1-12")) == (None, b"value")
 
 
 @pytest.mark.parametrize("changes", [{"lineage": "b"}, {"node": "n2"}], ids=["lineage", "node"])

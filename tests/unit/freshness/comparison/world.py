@@ -94,7 +94,7 @@ class World:
             "stripes": 64,
             "progress": at(progress),
             "floor": at(1),
-            "objects": {"customer": Coverage(5, at(1))},
+            "objects": {name: Coverage(5, at(1)) for name in ("customer", "thing")},
         }
         record = NodeRecord(**{**fields, **changes})
         self.put(record_key("shop", record.lineage), record.encode())
