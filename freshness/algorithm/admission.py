@@ -88,7 +88,7 @@ def _join_alive(
             f"{member.node}: its record was written under another configuration "
             f"(objects {', '.join(sorted(record.objects)) or 'none'}; "
             f"ring {' and '.join(f'{ring:08x}' for ring in sorted(record.rings))})",
-            hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
+            hint="if this freshness.toml is right, raise its topology: it takes over then; else stop this process",
         )
     if record.epoch > head.epoch:
         raise MembershipLost(

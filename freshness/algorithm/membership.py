@@ -410,8 +410,8 @@ def cover(member: Membership) -> Procedure[None]:
 
 
 def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
-    """Whether a record speaks of objects or rings that this configuration does not know. Those of a lower topology
-    may leave."""
+    """Whether a record speaks of objects or rings that this configuration does not know. They may leave a
+    record of a lower topology."""
     return record.topology >= policy.topology and _has_others(record, policy)
 
 

@@ -131,8 +131,8 @@ class NodeView:
         return ReadOutcome.PARTS if entry.is_parted else None, entry.value
 
     def trust(self, policy: ObjectPolicy) -> Trust:
-        """Of entries that begin with its ``plain``, `find_live_value` finds the value that `judge` would; the others
-        are for `judge`."""
+        """`find_live_value` finds the value that `judge` would in entries that begin with its ``plain``. The others are
+        for `judge`."""
         held = self._trusts.get(id(policy))
         if held is not None:
             return held
