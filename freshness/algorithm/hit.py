@@ -164,8 +164,7 @@ def _judge(
             entry.state = stub if closed is None else stub.refuse(closed)
         elif closed is not None:
             entry.state = Unstored(closed)
-            is_served = context.on_stale == "serve" and demand.may_be_stale
-            if is_served and closed is not ReadOutcome.RING:
+            if context.on_stale == "serve" and demand.may_be_stale:
                 stale.append((entry, reply))
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
             policy, context.clock()

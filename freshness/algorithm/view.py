@@ -84,7 +84,7 @@ class NodeView:
             for lineage, reply in zip(lineages, replies, strict=True)
         }
         self.outdated: Collection[str] = ()
-        self._covered: dict[tuple[str, int, tuple[int, ...], str, bytes], bool] = {}
+        self._covered: dict[tuple[int, bytes], bool] = {}
         self._trusts: dict[int, Trust] = {}
 
     def find_refusal(self, policy: ObjectPolicy) -> ReadOutcome | None:
@@ -131,7 +131,7 @@ class NodeView:
         return ReadOutcome.PARTS if entry.is_parted else None, entry.value
 
     def trust(self, policy: ObjectPolicy) -> Trust:
-        """`find_live_value` finds the value that `judge` would in entries that begin with its ``plain``. The others are
+        """`find_live_value` finds what `judge` would in entries that begin with its ``plain``. The others are
         for `judge`."""
         held = self._trusts.get(id(policy))
         if held is not None:
@@ -178,8 +178,7 @@ class NodeView:
     def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
         record = self.records[lineage]
         assert record is not None
-        # With the lineage: two shards of MariaDB can have equal GTIDs
-        asked = policy.name, policy.fingerprint, policy.previous_rings, lineage, encoded_position
+        asked = id(policy), encoded_position  # the policy is of one shard: two can have equal GTIDs
         known = self._covered.get(asked)
         if known is None:
             try:

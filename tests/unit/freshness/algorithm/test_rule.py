@@ -193,6 +193,14 @@ def test_an_entry_of_another_key_life_or_history_is_not() -> None:
     assert judge_hit(entry("a"), records={}) is ReadOutcome.DEAD
 
 
+def test_an_entry_is_held_to_the_start_of_its_definition() -> None:
+    """F70."""
+    assert judge_hit(entry("a"), records={"a": record(objects={})}) is ReadOutcome.OBJECT
+    later = record(objects={"customer": Coverage(5, at("11"))})
+    assert judge_hit(entry("a"), records={"a": later}) is ReadOutcome.DEAD
+    assert judge_hit(entry("a", numbers="1-11"), records={"a": later}) is None
+
+
 def test_an_entry_is_held_to_the_table_floors() -> None:
     """F21, F68."""
     floors = {"addresses": at("11")}

@@ -97,7 +97,7 @@ def test_a_refusal_is_remembered_for_the_shards_and_the_rings_that_it_is_of() ->
 
 def test_a_verdict_over_table_floors_is_remembered_for_its_object() -> None:
     """F21: two objects of one position, of which one depends on the table."""
-    copy = view({"a": record(table_floors={"orders": at("11")})})
+    copy = view({"a": record(table_floors={"orders": at("11"), "customers": at("7")})})
     for _ in range(2):
         assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
         assert judge(copy, ORDER, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
@@ -109,7 +109,7 @@ def test_a_verdict_over_table_floors_is_remembered_for_its_shard() -> None:
     there = replace(CUSTOMER, lineages=("b",))
     copy = view(
         {
-            "a": record(table_floors={"orders": at("1")}),
+            "a": record(table_floors={"customers": at("7")}),
             "b": record("b", table_floors={"customers": at("11")}),
         }
     )
