@@ -321,7 +321,7 @@ WORLDS: Final = (
         rings=SHRINKING[0], path=SHRINKING[1], files=((1, (0,), 1), (1, (1, 0), 1)), posts=((NODE, 0), (NODE, 0)),
         past=(
             ("run", 0), ("run", 1), ("look", 0), ("beat", 0), ("run", 0), ("run", 1), ("look", 0), ("apply", 0),
-            ("exchange", 1),
+            ("exchange", 1), ("run", 1), ("beat", 0), ("run", 1),
         ),
         invalidators=2, reads_by=(1,), reads=2, beats=0, polls=1,
     ),

@@ -83,7 +83,7 @@ PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts",
     "raised", "placement",
 )  # fmt: skip
-"""Besides "reshard", see `RESHARD_SHARE`."""
+"""Besides "reshard" and "rings", see `RESHARD_SHARE` and `_with_rings`."""
 
 
 @dataclass(frozen=True, slots=True)
