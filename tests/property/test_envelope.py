@@ -236,7 +236,8 @@ POLICY = ObjectPolicy("customer", 5, ("customers",), ("a",), 60)
 
 def view_of(table_floors: dict[str, Position]) -> NodeView:
     nothing = MysqlGtidSet()
-    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, "n1", 8, nothing, nothing, table_floors)
+    objects = {POLICY.name: Coverage(POLICY.fingerprint, nothing)}
+    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, "n1", 8, nothing, nothing, table_floors, objects)
     return NodeView("n1", ("a",), [Item(record.encode(), 1, 5)], 0.0, 7)
 
 

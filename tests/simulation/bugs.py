@@ -1144,7 +1144,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "record put back from memory": 136,
     "opened before it caught up": 129,
     "tenure ignored": 1485,
-    "topology ignored": 294,
+    "topology ignored": 1287,
     "start of a ring ignored by hits": 1662,
     "a previous ring is not sent": 35,
     "object coverage ignored": 181,
