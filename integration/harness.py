@@ -288,8 +288,8 @@ class System:
         ):
             cursor.execute(f"SELECT * FROM {table}")
             rows = {row[column]: row for row in cursor.fetchall()}
-        access = self.config.cache.access
-        connections = {node.address: open_node(access, node.address) for node in self.nodes}
+        cache = self.config.cache
+        connections = {name: open_node(cache.access, name) for name in cache.nodes}
         live, stale, namespace = 0, [], self.namespace
         try:
             for key in keys:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,6 +201,7 @@ class Pipeline:
             namespace=settings.namespace,
             ring=self._lookups.placement.ring_version,
             previous_ring=self._lookups.previous_ring,
+            name=f"{socket.gethostname()}:{os.getpid()}".encode(),
             lineages=self._lookups.lineages,
             clock=clock,
             jitter=self._around.jitter,

@@ -317,6 +317,11 @@ def wanted_key(namespace: str, lineage: str) -> bytes:
     return f"{namespace}:!{lineage}!wanted".encode()
 
 
+def previous_reader_key(namespace: str, lineage: str, ring: int) -> bytes:
+    """Key of the name of a process that reads by this ring, which the record serves beside its present one."""
+    return f"{namespace}:!{lineage}!ring:{ring:08x}".encode()
+
+
 def encode_wanted(numbers: Iterable[int]) -> bytes:
     return b"".join([number.to_bytes(4, "big") for number in numbers])
 

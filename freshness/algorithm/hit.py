@@ -38,6 +38,7 @@ from freshness.algorithm.state import (
     by_node,
     lineages_of,
     record_gets,
+    say_previous,
 )
 from freshness.algorithm.view import NodeView
 from freshness.algorithm.witness import tell_hit
@@ -63,7 +64,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
     asked: list[tuple[str, Sequence[Pending], NodeView | None]] = []
     flows = []
     for node, of_node in by_node(entries).items():
-        view = context.views.get(node)
+        view = known = context.views.get(node)
         requests = _entry_gets(context, view, of_node)
         if view is None or (
             sent_at - view.fetched_at >= refresh_seconds * REFRESH_SHARE
@@ -71,7 +72,11 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         ):
             view = None
             # In front: a record that is read behind an entry vouches for a later moment than the entry's
-            requests = [*record_gets(context.namespace, context.lineages), *requests]
+            requests = [
+                *record_gets(context.namespace, context.lineages),
+                *requests,
+                *say_previous(context, node, known, sent_at),
+            ]
         asked.append((node, of_node, view))
         flows.append(Flow(node, tuple(requests)))
     answers = yield Flows(tuple(flows))

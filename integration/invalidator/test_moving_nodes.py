@@ -7,10 +7,11 @@ The invalidator loads each file while it runs. A client of the previous file rea
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,38 +19,34 @@ from typing import Any, Final
 import pytest
 
 from appclient import AsyncCache, Cache, ReadOutcome
-from integration.harness import System, running_system, wait_for_hits, wait_until
+from freshness.algorithm import state
+from integration.harness import System, call_cli, running_system, wait_for_hits, wait_until
 from integration.servers import Memcached, Pair, Redis
 
 KEYS: Final = tuple(range(1, 41))
 WARM: Final = {ReadOutcome.HIT, ReadOutcome.MOVED}
 
 
-def deploy(
-    system: System, topology: int, nodes: Sequence[Memcached], previous: Sequence[Memcached] = ()
-) -> None:
-    """Give the invalidator the next file, and wait until it serves its nodes by that."""
-    first, _, rest = system.config_path.read_text().partition("nodes = ")
-    first = "[cache]" + first.partition("[cache]")[2]
-    lines = [line for line in rest.partition("\n")[2].splitlines() if not line.startswith("previous_nodes")]
-    names = [[node.address for node in each] for each in (nodes, previous)]
-    text = f"topology = {topology}\n{first}nodes = {names[0]}\nprevious_nodes = {names[1]}\n" + "\n".join(
-        lines
-    )
-    following = system.config_path.with_suffix(".next")
-    following.write_text(text.replace("'", '"') + "\n")
-    os.replace(following, system.config_path)
-    system.nodes[:] = nodes
+def find_step(system: System) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(call_cli("nodes", "--json", "-c", system.config_path).stdout)
+    return answer
+
+
+def deploy(system: System, *arguments: str) -> None:
+    """Write the next file, give it to the invalidator, and wait until it serves its nodes by that."""
+
+    def is_written() -> bool:
+        return call_cli("nodes", *arguments, "-c", system.config_path).returncode == 0
+
+    wait_until(is_written, f"nodes {arguments} is done", lambda: str(find_step(system)))
     system.invalidator.reload(system.config)
-
-    def is_served() -> bool:
-        return all(
-            each["state"] == "open" and each["topology"] == topology and each["stripes_there_percent"] == 100
-            for each in system.status()
-        )
-
-    wait_until(is_served, f"all nodes are open by topology {topology}", system.describe)
+    wait_until(lambda: find_step(system)["name"] != "load", "all nodes are served", system.describe)
     system.wait_covered()
+
+
+@pytest.fixture(autouse=True)
+def names_expire_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "PREVIOUS_READER_SECONDS", 2)
 
 
 def outcomes(cache: Cache) -> dict[int, Any]:
@@ -58,14 +55,19 @@ def outcomes(cache: Cache) -> dict[int, Any]:
 
 def test_a_node_is_added_and_removed_while_hits_go_on(own_pair: Pair, tmp_path: Path) -> None:
     with running_system(own_pair, tmp_path, nodes=[Memcached(), Memcached()]) as system, Memcached() as third:
-        two, three = list(system.nodes), [*system.nodes, third]
         for key in KEYS:
             system.execute("INSERT INTO customers VALUES (%s, 'first', 1)", key)
         with closing(system.open_cache()) as before:
             wait_for_hits(before, "customer", KEYS, system.describe)
             lives = system.lives()
-            deploy(system, 2, three, two)
+            deploy(system, "add", third.address)
             assert set(outcomes(before).values()) == {ReadOutcome.HIT}, "the previous file goes on"
+
+            def is_named() -> bool:
+                outcomes(before)
+                return f":{os.getpid()} still reads by the previous nodes" in str(find_step(system))
+
+            wait_until(is_named, "a reader of the previous file is named", system.describe)
             with closing(system.open_cache()) as during:
                 found = outcomes(during)
                 assert set(found.values()) == WARM, "keys of the third node come from the others"
@@ -74,14 +76,14 @@ def test_a_node_is_added_and_removed_while_hits_go_on(own_pair: Pair, tmp_path: 
                 system.assert_none_stale(during, "customer", KEYS)
                 wait_for_hits(before, "customer", KEYS, system.describe)
                 assert {row["v"] for row in before.get_many("customer", KEYS).values()} == {2}
-        deploy(system, 3, three)
+        deploy(system, "finish")
         moved = [key for key, outcome in found.items() if outcome is ReadOutcome.MOVED]
         with closing(system.open_cache()) as after:
             assert set(outcomes(after).values()) == {ReadOutcome.HIT}
             # The first two nodes still have entries of these keys, and are no longer sent what changes them
             system.execute("UPDATE customers SET v = 3")
             system.assert_none_stale(after, "customer", KEYS)
-        deploy(system, 4, two, three)
+        deploy(system, "remove", third.address)
         with closing(system.open_cache()) as again:
             found = outcomes(again)
             assert set(found.values()) == WARM
@@ -89,7 +91,24 @@ def test_a_node_is_added_and_removed_while_hits_go_on(own_pair: Pair, tmp_path: 
             assert {row["v"] for row in again.get_many("customer", KEYS).values()} == {3}
             system.execute("UPDATE customers SET v = 4")
             system.assert_none_stale(again, "customer", KEYS)
+        assert find_step(system)["name"] == "expire"
+        assert call_cli("nodes", "finish", "-c", system.config_path).returncode == 4
+        deploy(system, "finish", "--after-ttl")
         assert system.lives() == lives
+
+
+def test_the_number_of_stripes_is_changed_node_by_node(own_pair: Pair, tmp_path: Path) -> None:
+    with running_system(own_pair, tmp_path, cache={"stripes": 64}) as system:
+        lives = system.lives()
+        text = system.config_path.read_text()
+        system.config_path.write_text(text.replace("stripes = 64", "stripes = 128"))
+        system.invalidator.reload(system.config)
+        for node in system.nodes:
+            wait_until(lambda: find_step(system)["name"] == "renew", "a node can be renewed", system.describe)
+            assert call_cli("nodes", "renew", node.address, "-c", system.config_path).returncode == 0
+            system.wait_new_life(node, lives[node.address])
+        wait_until(lambda: find_step(system)["name"] == "none", "all have the number", system.describe)
+        assert {each["stripes"] for each in system.status()} == {128}
 
 
 @contextmanager
@@ -133,14 +152,14 @@ def test_nodes_come_and_go_under_load_while_processes_are_killed(
 ) -> None:
     backend = {"backend": kind.technology}
     with running_system(own_pair, tmp_path, nodes=[kind(), kind(), kind()], cache=backend) as system:
-        three, two = list(system.nodes), system.nodes[:2]
+        two, third = system.nodes[:2], system.nodes.pop()
         for key in KEYS:
             system.execute("INSERT INTO customers VALUES (%s, 'first', 1)", key)
         with closing(system.open_cache()) as before:
             wait_for_hits(before, "customer", KEYS, system.describe)
             lives = system.lives()
             with reading(system) as seen:
-                deploy(system, 2, two, three)
+                deploy(system, "remove", third.address)
                 system.invalidator.kill()
                 system.execute("UPDATE customers SET v = 2 WHERE id % 2")
                 system.invalidator.start()
@@ -155,12 +174,12 @@ def test_nodes_come_and_go_under_load_while_processes_are_killed(
                 with closing(system.open_cache()) as during:
                     system.assert_none_stale(during, "customer", KEYS)
             assert seen[ReadOutcome.HIT] > len(KEYS)
-        deploy(system, 3, two)
+        deploy(system, "finish", "--after-ttl")
         system.execute("UPDATE customers SET v = 3")  # the third node is not sent it, and keeps its entries
         with closing(system.open_cache()) as after:
             system.assert_none_stale(after, "customer", KEYS)
         with reading(system):
-            deploy(system, 4, three, two)
+            deploy(system, "add", third.address)
             found = read_on_a_loop(system)
             assert {value for _, value in found.values()} == {3}
             assert ReadOutcome.MOVED in {outcome for outcome, _ in found.values()}

@@ -85,7 +85,7 @@ class Checkup:
                 with self.noting(shard.writable):
                     self._check_shard(keyspace, shard, sorted(tables), sound)
         if self._config.cache.backend != "memory":
-            self._check_nodes()
+            self.check_nodes()
         self.findings += check_names(self._config, _look_up)
         self.findings += check_machine(self._config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -175,7 +175,7 @@ class Checkup:
 
     # -- cache nodes ---------------------------------------------------------------------------------------
 
-    def _check_nodes(self) -> None:
+    def check_nodes(self) -> None:
         """Whether each node answers and can serve, and is one node under one name (F94)."""
         cache = self._config.cache
         key = f"{cache.namespace}:!check-{secrets.token_hex(8)}".encode()

@@ -22,6 +22,7 @@ from freshness.algorithm.envelope import (
     Stripe,
     find_record,
     find_stripe,
+    previous_reader_key,
     record_key,
     resume_key,
     stripe_key,
@@ -127,6 +128,8 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         if isinstance(each, Item) and (stripe := find_stripe(each.value, record.life)) is not None
     ]
     refusal = _find_refusal(config, record)
+    previous = record.rings - {record.ring}
+    told = node.perform([Get(previous_reader_key(namespace, lineage, ring)) for ring in previous])
     problem = ""
     if record.topology > config.topology:
         problem = f"of topology {record.topology}: an invalidator with this file, of {config.topology}, is not let in"
@@ -134,6 +137,7 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         "state": "open" if refusal is None else refusal.name.lower(),
         "topology": record.topology,
         "rings": {f"{ring:08x}": str(record.starts.get(ring, "")) for ring in sorted(record.rings)},
+        "previous_readers": [each.value.decode(errors="replace") for each in told if isinstance(each, Item)],
         "problem": problem,
         "primary": record.primary,
         "life": record.life.hex(),

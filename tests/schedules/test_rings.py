@@ -11,15 +11,21 @@ from typing import Final
 
 import pytest
 
+from freshness.algorithm.envelope import previous_reader_key
+from freshness.algorithm.request import Item
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.state import PREVIOUS_READER_SECONDS
 from freshness.errors import MembershipLost
 from freshness.keys.placement import Placement
 from tests.schedules.test_upstream_defences import POLICY, Scene
 from tests.schedules.world import (
     CUSTOMER,
     L_SECONDS,
+    LINEAGE,
     NAMESPACE,
     NODE,
+    NODE_REFRESH_SECONDS,
+    START_SECONDS,
     Invalidator,
     Reader,
     World,
@@ -225,3 +231,34 @@ def test_an_entry_moves_without_a_read_of_the_database() -> None:
     reader = Reader(world, world.replica(), TWO, previous_ring=ONE)
     assert [reader.read(MOVED), reader.read(MOVED)] == [ReadOutcome.MOVED, ReadOutcome.HIT]
     assert world.broken == []
+
+
+def test_a_reader_of_a_previous_ring_leaves_its_name() -> None:
+    """Once a minute, and long enough for the next time. One of the present ring leaves none."""
+    world = World(nodes=("n1", "n2"))
+    world.placements = PLACEMENTS
+    one = serve(world, ONE)
+    readers = [Reader(world, world.replica().catch_up(), ring) for ring in (ONE, TWO)]
+
+    def find_name(reader: Reader) -> Item | None:
+        for _ in range(2):
+            one.apply()
+            assert reader.read(ON_N1).is_hit or reader.context.ring == TWO
+            world.sleep(NODE_REFRESH_SECONDS)
+        return world.stores[NODE].peek(previous_reader_key(NAMESPACE, LINEAGE, ONE))
+
+    readers[0].read(ON_N1)
+    readers[0].context.name = b"app:7"
+    assert find_name(readers[0]) is None, "one ring is served"
+    one = serve(world, TWO, ONE, topology=2)
+    assert find_name(readers[1]) is None, "by the present ring"
+    found = find_name(readers[0])
+    assert found is not None
+    assert (found.value, found.ttl_seconds >= PREVIOUS_READER_SECONDS - 2) == (b"app:7", True)
+    again = find_name(readers[0])
+    assert again is not None
+    assert again.version == found.version, "not each time"
+    one.live(world.now - START_SECONDS + PREVIOUS_READER_SECONDS * 2 / 3)
+    found = find_name(readers[0])
+    assert found is not None
+    assert found.ttl_seconds > PREVIOUS_READER_SECONDS / 3
