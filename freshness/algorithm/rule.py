@@ -190,7 +190,7 @@ def find_lack(policy: ObjectPolicy, ring: int, record: NodeRecord, position: Pos
     of_ring = record.find_start((ring, *policy.previous_rings))
     if of_ring is None:
         return ReadOutcome.RING
-    if not position.contains(of_object) or not position.contains(of_ring):
+    if not all(start.is_empty or position.contains(start) for start in (of_object, of_ring)):
         return ReadOutcome.FLOOR
     for table in policy.tables:
         floor = record.table_floors.get(table)

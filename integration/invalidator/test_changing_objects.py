@@ -68,7 +68,8 @@ def reading(cache: Cache) -> Iterator[Counter[ReadOutcome]]:
 
 
 def outcome(cache: Cache, key: int = 1) -> ReadOutcome:
-    return cache.get("orders", key, explain=True).outcome
+    found: ReadOutcome = cache.get("orders", key, explain=True).outcome
+    return found
 
 
 def test_objects_come_and_go_while_the_others_stay_warm(own_pair: Pair, tmp_path: Path) -> None:
