@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -36,6 +36,7 @@ from freshness.config.config import Config, load_config
 from freshness.database.connection import executed_position
 from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, parse_position
 from freshness.values.codec import decode_value, encode_value
@@ -179,8 +180,9 @@ class System:
         """By node. On a slow machine a lease may lapse; a node reports its life again once it is open."""
 
         def find() -> dict[str, str] | None:
-            found = {node["node"]: node["life"] for node in self.status() if "life" in node}
-            return found if found.keys() == {node.address for node in self.nodes} else None
+            known = {node["node"]: node["life"] for node in self.status() if "life" in node}
+            found = {node.address: known.get(node.address, "") for node in self.nodes}
+            return found if all(found.values()) else None
 
         return wait_until(find, "all nodes tell their life", self.describe)
 
@@ -269,11 +271,8 @@ class System:
         return stripe_key(self.namespace, lineage, stripe_number(subject.item, self.config.cache.stripes))
 
     def find_raw(self, address: str, key: bytes) -> Item | None:
-        node = MemcachedNode(address)
-        try:
+        with closing(open_node(self.config.cache.access, address)) as node:
             [reply] = node.perform([Get(key)])
-        finally:
-            node.close()
         return reply if isinstance(reply, Item) else None
 
     def find_stale(self, name: str, keys: Iterable[Any]) -> tuple[int, list[str]]:
@@ -289,7 +288,8 @@ class System:
         ):
             cursor.execute(f"SELECT * FROM {table}")
             rows = {row[column]: row for row in cursor.fetchall()}
-        connections = {node.address: MemcachedNode(node.address) for node in self.nodes}
+        cache = self.config.cache
+        connections = {name: open_node(cache.access, name) for name in cache.nodes}
         live, stale, namespace = 0, [], self.namespace
         try:
             for key in keys:
@@ -304,7 +304,7 @@ class System:
                     lineage: find_record(record, subject.node)
                     for lineage, record in zip(lineages, records, strict=True)
                 }
-                if find_hit_refusal(subject.policy, subject.identity, entry, found) is not None:
+                if find_hit_refusal(subject.policy, subject.identity, entry, found, subject.ring) is not None:
                     continue
                 live += 1
                 value = None if entry.value is None else decode_value(entry.value)

@@ -15,6 +15,7 @@ from appclient.database.database import Database
 from appclient.reading.loader import LoaderFunction, ObjectLoader
 from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.rule import ObjectPolicy
 from freshness.algorithm.view import NodeView
 from freshness.config.config import Config
 from freshness.config.object import ObjectConfig
@@ -23,7 +24,7 @@ from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
-from freshness.keys.placement import Placement
+from freshness.objects.nodepolicy import placements_of
 from freshness.objects.registry import KeyColumns, ObjectDefinition, build_registry
 from freshness.position.token import EventToken
 
@@ -51,7 +52,8 @@ class Lookups:
     ) -> None:
         self._config, self._databases = config, databases
         self._columns_of = find_columns or self._find_columns
-        self.placement = Placement(config.cache.nodes, config.cache.namespace)
+        self.placement, *self._previous = placements_of(config.cache)
+        self._staying: dict[ObjectPolicy, ObjectPolicy] = {}
         self.definitions: dict[str, ObjectDefinition] = {}
         self._doubted: set[str] = set()
         self._read_at: dict[str, float] = {}
@@ -72,6 +74,11 @@ class Lookups:
             )
         )
         """Lineages that objects live in. Shards that do not serve decide over no read."""
+
+    @property
+    def previous_ring(self) -> int:
+        """The ring by which lookups name a previous node, or the present one."""
+        return (self._previous or [self.placement])[0].ring_version
 
     def entry(self, object_name: str) -> ObjectConfig:
         """Raises `ConfigError` for an unknown object."""
@@ -158,7 +165,13 @@ class Lookups:
         identity = definition.identity(cache_key)
         node = self.placement.node_for(item)
         asked = definition.builder.parse(cache_key.identity)
-        return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
+        policy, previous_node = definition.policy_for(values), ""
+        for placement in self._previous:
+            previous_node = placement.node_for(item)
+            if previous_node == node:
+                staying = replace(policy, previous_rings=(placement.ring_version,))
+                policy, previous_node = self._staying.setdefault(policy, staying), ""
+        return Lookup(policy, node, item, identity, asked, is_exact, previous_node=previous_node)
 
     def _define(self, config: Config, keyspace: str) -> None:
         """Read the schema of the objects of a keyspace. Raises what the database raises, and `ConfigError`."""

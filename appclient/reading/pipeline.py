@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +106,7 @@ class Pipeline:
         self._open_node = around.open_node or partial(open_configured, network=around.network)
         first = lookups.lineages[0] if lookups.lineages else ""
         probe = partial(around.open_node or open_configured, settings.access)
-        self._breakers = Breakers(settings.nodes, probe, Get(record_key(settings.namespace, first)))
+        self._breakers = Breakers(settings.all_nodes, probe, Get(record_key(settings.namespace, first)))
         self.load = self._build_load()
         self.nodes = NodeReads(
             settings=settings,
@@ -170,7 +172,6 @@ class Pipeline:
             load=self.load_within_limits,
             find_heads=self._lookups.find_heads,
             look=self.nodes.look,
-            ring=self._lookups.placement.ring_version,
             sleep=self._around.network.sleep,
             draw=random.random,
             tell=(lambda lookup, result: None) if observer is None else observer.compare_shadow,
@@ -199,6 +200,8 @@ class Pipeline:
         return ReadContext(
             namespace=settings.namespace,
             ring=self._lookups.placement.ring_version,
+            previous_ring=self._lookups.previous_ring,
+            name=f"{socket.gethostname()}:{os.getpid()}".encode(),
             lineages=self._lookups.lineages,
             clock=clock,
             jitter=self._around.jitter,

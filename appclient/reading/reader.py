@@ -102,12 +102,12 @@ class NodeReads:
             raise
         finally:
             self.readers.give_back(reader)
-        view = NodeView(lookup.node, context.lineages, records, fetched_at)
+        view = NodeView(lookup.node, context.lineages, records, fetched_at, context.ring)
         return view, item.value if isinstance(item, Item) else None
 
     def open_reader(self) -> Reader:
         """A reader of all nodes; it connects at the first request to each."""
-        nodes = {name: self.open_node(name) for name in self.settings.nodes}
+        nodes = {name: self.open_node(name) for name in self.settings.all_nodes}
         driver = BlockingDriver(nodes, self.network.sleep, load=self.load, run_all=self.network.run_all)
         return Reader(nodes, driver, self.make_context())
 

@@ -39,13 +39,12 @@ log = logging.getLogger("appclient.shadow")  # applications know this name: docs
 class ShadowReads:
     """``share``: share of the hits. ``load``: reads the database as a miss does. ``find_heads``: reads the heads of
     a lookup's primaries, by lineage. ``look``: the node's records and behind them the item of a lookup, or None.
-    ``ring``: hash of the node names. ``tell``: callback for each result."""
+    ``tell``: callback for each result."""
 
     share: float
     load: Load
     find_heads: Callable[[Lookup], Mapping[str, EventToken]]
     look: Callable[[Lookup], tuple[NodeView, bytes | None]]
-    ring: int
     sleep: Callable[[float], None]
     draw: Callable[[], float]
     tell: Callable[[Lookup, ShadowResult], None]
@@ -118,7 +117,7 @@ class ShadowReads:
         self, lookup: Lookup, view: NodeView, data: bytes | None
     ) -> tuple[bytes, bytes | None, bool] | None:
         """The item, its value, and whether that is in parts; None if it would not be a hit."""
-        if not data or view.find_refusal(lookup.policy, self.ring) is not None:
+        if not data or view.find_refusal(lookup.policy) is not None:
             return None
         refusal, value = view.judge(lookup.policy, lookup.identity, data)
         return None if refusal not in (None, ReadOutcome.PARTS) else (data, value, refusal is not None)

@@ -19,10 +19,10 @@ from freshness.algorithm.request import Head, Streamed
 from freshness.algorithm.restore import Restorer
 from freshness.config.config import Config
 from freshness.errors import FreshnessError
-from freshness.keys.placement import Placement
+from freshness.keys.placement import find_rings
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.keyfinder import KeyFinder
-from freshness.objects.nodepolicy import node_policy
+from freshness.objects.nodepolicy import node_policy, placements_of
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.stream.source import RowChange, Transaction
@@ -99,7 +99,7 @@ class FakeInvalidator:
 
     def _batch(self, follower: _Follower) -> Batch:
         finder = KeyFinder(self.definitions)
-        placement = Placement(self.config.cache.nodes, self.config.cache.namespace)
+        placements = placements_of(self.config.cache)
         before = follower.streamed
         keys: dict[bytes, Position] = {}
         for commit in self.databases.log:
@@ -111,7 +111,7 @@ class FakeInvalidator:
             )
             items, _ = finder.find(Transaction(commit.position, 0, changes))
             for item in items:
-                if placement.node_for(item) == follower.member.node:
+                if find_rings(placements, item, follower.member.node):
                     keys[item] = keys[item].union(commit.position) if item in keys else commit.position
         now = self.clock()
         follower.passed.append(Streamed(follower.streamed, 1, self._moment()))

@@ -101,7 +101,7 @@ class FakeSystem:
         self._databases = FakeDatabases(folder, keyspace.flavor, self._shard, schema, self._go_on)
         self.primary, self.replicas = self._databases.primary, self._databases.replicas
         self.servers = self._databases.servers
-        self.stores = {node: MemoryStore(node, clock=self._clock) for node in self.config.cache.nodes}
+        self.stores = {node: MemoryStore(node, clock=self._clock) for node in self.config.cache.all_nodes}
         self.cache = self._make_cache(_Clock(self.sleep))
         definitions = self.cache.lookups.definitions
         self._invalidator = FakeInvalidator(

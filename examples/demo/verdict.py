@@ -28,6 +28,7 @@ from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal
 from freshness.database.schema import load_registry
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.values.codec import decode_value
 from invalidator.process.status import locate_key
@@ -133,6 +134,7 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
     is served to nobody and counts as not held."""
     config, registry = world.config, load_registry(world.config)
     nodes = {name: open_node(config.cache.access, name) for name in config.cache.nodes}
+    ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
 
     def read(key: ObjectKey) -> Any:
         located = locate_key(config, registry, key[0], [str(key[1])])
@@ -153,7 +155,7 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
             lineage: find_record(reply, located.node)
             for lineage, reply in zip(policy.lineages, replies, strict=True)
         }
-        if find_hit_refusal(policy, located.identity, filled, records) is not None:
+        if find_hit_refusal(policy, located.identity, filled, records, ring) is not None:
             return NOTHING
         return None if filled.value is None else decode_value(filled.value)
 

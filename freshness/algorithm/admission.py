@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freshness.algorithm.envelope import Coverage, NodeRecord, find_record
+from freshness.algorithm.envelope import NodeRecord, find_record
 from freshness.algorithm.membership import (
     Membership,
+    cover,
     is_of_another_configuration,
     require_topology,
+    serve,
 )
 from freshness.algorithm.request import (
     MISSING,
@@ -84,9 +86,9 @@ def _join_alive(
     if is_of_another_configuration(record, member.policy):
         raise MembershipLost(
             f"{member.node}: its record was written under another configuration "
-            f"(objects {', '.join(sorted(record.objects)) or 'none'}; ring {record.ring:08x}; "
-            f"{record.stripes} stripes)",
-            hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
+            f"(objects {', '.join(sorted(record.objects)) or 'none'}; "
+            f"ring {' and '.join(f'{ring:08x}' for ring in sorted(record.rings))})",
+            hint="if this freshness.toml is right, raise its topology: it takes over then; else stop this process",
         )
     if record.epoch > head.epoch:
         raise MembershipLost(
@@ -97,9 +99,12 @@ def _join_alive(
         yield from member.begin_life()
         return
     _start_from(member, record, item, read_at)
-    if not record.is_open:
+    if record.is_open and member.policy.is_serving:
+        # Until the own heartbeat is back a write would close the record: `publish` covers then
+        member.is_covered = serve(record, member.policy) == record
+    else:
         member.target, member.opens_after = member.everything(head), read_at
-    yield from _cover_objects(member, head)
+        yield from cover(member)
 
 
 def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
@@ -129,33 +134,9 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
         raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined again")
     _start_from(member, record, item, read_at)
     member.target, member.opens_after = member.everything(head), opens_after
-    yield from _cover_objects(member, head)
+    yield from cover(member)
 
 
 def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
     member.start_from(record.progress)
     member.adopt(record, item, read_at)
-
-
-def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
-    """Write the start of coverage of each object that the record does not name yet (F70), and the topology.
-
-    The resume copy is written first. Otherwise an invalidator without the object could revive this life and ignore
-    the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
-    revive it and open it.
-    """
-    topology = member.policy.topology
-
-    def change(record: NodeRecord) -> NodeRecord:
-        start = member.everything(head).union(record.progress)
-        new = {
-            name: Coverage(fingerprint, start)
-            for name, fingerprint in member.policy.objects.items()
-            if name not in record.objects
-        }
-        return replace(record, objects={**record.objects, **new}, topology=topology)
-
-    current = member.joined_record()
-    if current.topology < topology or current.objects.keys() < member.policy.objects.keys():
-        yield from member.write_resume(change(current))
-        yield from member.store(change)

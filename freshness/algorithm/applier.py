@@ -246,9 +246,7 @@ class Applier:
         head = yield ReadHead()
         for member in self.joined:
             record = member.joined_record()
-            demanded = [record.floor, *record.table_floors.values()]
-            demanded += (coverage.start for coverage in record.objects.values())
-            wanted = member.applied.union_all(demanded)
+            wanted = member.applied.union_all([record.floor, *record.table_floors.values()])
             if not head.position.contains(wanted if member.target is None else wanted.union(member.target)):
                 raise HistoryLost(
                     f"the primary has never executed all that node {member.node} has acknowledged, demands or waits "

@@ -16,7 +16,7 @@ from typing import Final
 
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.invalidate import Target, invalidate, shorten
-from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, Membership
+from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, Membership, cover
 from freshness.algorithm.refill import ROWS_AT_ONCE_MAX, LoggedRow, refill
 from freshness.algorithm.request import Procedure, Wait
 from freshness.algorithm.witness import tell_invalidations, tell_publication
@@ -182,6 +182,8 @@ def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
         member.heartbeat = sent.heartbeat or member.heartbeat
     has_looked = False
     for _ in range(CAS_ATTEMPTS_MAX):
+        if sent is not None and member.joined_record().is_settling:
+            yield from _wait_for_readers(member)
         now = member.clock()
         record, applied, is_caught_up = _next_record(member, sent)
         if _may_wait(member, sent, now):
@@ -192,6 +194,9 @@ def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
                 has_looked = True
                 yield from member.reread()
                 continue
+        if not member.is_covered:
+            yield from cover(member)
+            continue
         target, member.target = member.target, None if is_caught_up else member.target
         sent_us = member.witness.now_us() if member.witness is not None else 0
         if (yield from member.try_store(record)):
@@ -232,4 +237,7 @@ def _next_record(member: Membership, sent: Batch | None) -> tuple[NodeRecord, Po
     record = member.joined_record()
     applied = member.applied if sent is None else member.applied.union(sent.streamed)
     is_caught_up = member.target is None or applied.contains(member.target)
-    return replace(record, progress=record.progress.union(applied)), applied, is_caught_up
+    if record.is_settling and sent is None:
+        return record, applied, is_caught_up
+    progress = record.progress.union(applied)
+    return replace(record, progress=progress, is_settling=False), applied, is_caught_up

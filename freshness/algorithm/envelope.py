@@ -17,8 +17,8 @@ able to run code in the application.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
@@ -26,7 +26,7 @@ from zlib import crc32
 
 from freshness.algorithm.request import Item, Reply
 from freshness.errors import FormatError
-from freshness.position import Position, decode_position
+from freshness.position import Position, decode_position, empty_position
 from freshness.position.wire import WireReader, Writer
 
 MAGIC: Final = 0xFA
@@ -47,6 +47,10 @@ class Kind(IntEnum):
     PARTED = 6
     PART = 7
 
+
+_OPEN: Final = 1
+_HAS_STARTS: Final = 2
+"""Flags of a record."""
 
 _unpack_u32: Final = struct.Struct(">I").unpack_from
 _HEAD: Final = {kind: bytes((MAGIC, FORMAT_VERSION, kind)) for kind in Kind}
@@ -313,6 +317,11 @@ def wanted_key(namespace: str, lineage: str) -> bytes:
     return f"{namespace}:!{lineage}!wanted".encode()
 
 
+def previous_reader_key(namespace: str, lineage: str, ring: int) -> bytes:
+    """Key of the name of a process that reads by this ring, which the record serves beside its present one."""
+    return f"{namespace}:!{lineage}!ring:{ring:08x}".encode()
+
+
 def encode_wanted(numbers: Iterable[int]) -> bytes:
     return b"".join([number.to_bytes(4, "big") for number in numbers])
 
@@ -345,7 +354,9 @@ class NodeRecord:
     share a record. ``stripes``: number of stripes of the lineage on this node, fixed for the life. ``floor``: the
     position at which the life began; it never moves. ``primary``: the identity of the primary whose history the
     record follows (F101). ``topology``: the number of the configuration under which it was written; it only rises
-    (F102).
+    (F102). ``ring``: a ring that is served, which is for the whole life unless it has a start. ``starts``: rings that
+    are served from a position on, empty for the whole life. ``is_settling``: a ring or an object has left, and
+    readers may still have a copy of the record that names it: progress waits for them.
     """
 
     lineage: str
@@ -364,13 +375,36 @@ class NodeRecord:
     objects: Mapping[str, Coverage] = field(default_factory=dict)
     primary: str = ""
     topology: int = 1
+    starts: Mapping[int, Position] = field(default_factory=dict)
+    is_settling: bool = False
+
+    @property
+    def rings(self) -> Set[int]:
+        return {self.ring, *self.starts}
+
+    def find_start(self, rings: Iterable[int]) -> Position | None:
+        """From where on this node is sent every event of a key that all of these rings place here: the lowest of
+        their starts, empty for the whole life. None: it serves none of them."""
+        lowest: Position | None = None
+        for ring in rings:
+            if ring == self.ring or ring in self.starts:
+                start = self.starts.get(ring) or empty_position(self.floor.flavor)
+                if lowest is None or lowest.contains(start):
+                    lowest = start
+        return lowest
+
+    def find_coverage(self, name: str, fingerprint: int) -> Coverage | None:
+        """None: the invalidators do not cover the object, or not in that definition."""
+        coverage = self.objects.get(name)
+        return coverage if coverage is not None and coverage.fingerprint == fingerprint else None
 
     def encode(self) -> bytes:
         writer = Writer(_HEAD[Kind.RECORD])
         writer.short(self.lineage.encode())
         writer.raw(self.life)
         writer.raw(self.tenure)
-        writer.u8(1 if self.is_open else 0)
+        has_starts = bool(self.starts) or self.is_settling
+        writer.u8((_OPEN if self.is_open else 0) | (_HAS_STARTS if has_starts else 0))
         writer.u64(self.epoch)
         writer.u32(self.ring)
         writer.i64(self.as_of_us)
@@ -390,6 +424,12 @@ class NodeRecord:
             writer.short(name.encode())
             writer.u32(coverage.fingerprint)
             writer.long(coverage.start.encode())
+        if has_starts:
+            writer.u8(1 if self.is_settling else 0)
+            writer.count(len(self.starts))
+            for ring, start in sorted(self.starts.items()):
+                writer.u32(ring)
+                writer.long(start.encode())
         return writer.getvalue()
 
     @classmethod
@@ -399,7 +439,7 @@ class NodeRecord:
             lineage=reader.read_name(),
             life=reader.read_bytes(LIFE_SIZE),
             tenure=reader.read_bytes(LIFE_SIZE),
-            is_open=reader.u8() == 1,
+            is_open=bool((flags := reader.u8()) & _OPEN),
             epoch=reader.u64(),
             ring=reader.u32(),
             as_of_us=reader.i64(),
@@ -416,6 +456,10 @@ class NodeRecord:
                 for _ in range(reader.count())
             },
         )
+        if flags & _HAS_STARTS:
+            is_settling = reader.u8() == 1
+            starts = {reader.u32(): decode_position(reader.long()) for _ in range(reader.count())}
+            record = replace(record, starts=starts, is_settling=is_settling)
         reader.finish()
         return record
 

@@ -45,6 +45,7 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.rule import ReadOutcome, find_fill_refusal, find_required
 from freshness.algorithm.state import (
+    Demand,
     Guarded,
     Pending,
     Read,
@@ -57,6 +58,7 @@ from freshness.algorithm.state import (
 )
 from freshness.algorithm.view import NodeView
 from freshness.algorithm.witness import Attempt, tell_fill, tell_refusal
+from freshness.config.cache import FLOW_SECONDS_MAX
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value
@@ -64,7 +66,8 @@ from freshness.value import value
 
 @value
 class _Fill:
-    """A value that may be stored. ``manifest``: manifest of its parts, if it is too large for one item."""
+    """A value that may be stored. ``manifest``: manifest of its parts, if it is too large for one item. ``is_moved``:
+    the value is that of an entry on another node."""
 
     entry: Pending
     guarded: Guarded
@@ -72,19 +75,22 @@ class _Fill:
     payload: bytes | None
     ttl_seconds: int
     manifest: Manifest | None = None
+    is_moved: bool = False
 
 
-def load_and_fill(
-    context: ReadContext, missing: Sequence[Pending], at_least: Mapping[str, EventToken]
-) -> Procedure[None]:
+def load_and_fill(context: ReadContext, missing: Sequence[Pending], demand: Demand) -> Procedure[None]:
     yield from _fetch_guards(context, [entry for entry in missing if not _is_unknown(entry)])
-    lookups = tuple(entry.ask(context.on_unknown) for entry in missing)
-    try:
-        loaded: Sequence[Loaded] = yield Load(lookups, at_least)
-    except Exception:
-        yield from _drop_stubs(context, missing)
-        raise
-    fills: list[_Fill] = []
+    fills = yield from _move(context, missing, demand)
+    moved = {fill.entry for fill in fills}
+    missing = [entry for entry in missing if entry not in moved]
+    loaded: Sequence[Loaded] = ()
+    if missing:
+        lookups = tuple(entry.ask(context.on_unknown) for entry in missing)
+        try:
+            loaded = yield Load(lookups, demand.at_least)
+        except Exception:
+            yield from _drop_stubs(context, [*missing, *moved])
+            raise
     refused: list[tuple[Pending, Unstored, Loaded]] = []
     for entry, row in zip(missing, loaded, strict=True):
         state = entry.state
@@ -107,6 +113,69 @@ def load_and_fill(
         entry.state = _answer(entry, outcome, row)
         if context.witness is not None:
             tell_refusal(context.witness, entry.lookup, outcome, row)
+
+
+def _move(context: ReadContext, missing: Sequence[Pending], demand: Demand) -> Procedure[list[_Fill]]:
+    """Live entries on the nodes that held these keys by the previous ring, as values that may be stored.
+
+    An entry is the row at its own position ∪ the progress of a record that was read before it. It is fetched behind
+    the guards of the present node, as rows are, so the rule decides over it as over a row at that position. The
+    records of both nodes must follow the same primary.
+    """
+    wanted = [entry for entry in missing if entry.lookup.previous_node and isinstance(entry.state, Guarded)]
+    if not wanted:
+        return []
+    sent_at = context.clock()
+    nodes: dict[str, list[Pending]] = {}
+    for entry in wanted:
+        nodes.setdefault(entry.lookup.previous_node, []).append(entry)
+    gets = record_gets(context.namespace, context.lineages)
+    flows = [
+        Flow(node, (*gets, *(Get(entry.lookup.item) for entry in of_node))) for node, of_node in nodes.items()
+    ]
+    answers = yield Flows(tuple(flows))
+    fills: list[_Fill] = []
+    for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
+        age_max = max(context.node_refresh_seconds, FLOW_SECONDS_MAX)
+        if isinstance(replies, FreshnessError) or context.clock() - sent_at > age_max:
+            continue
+        count = len(gets)
+        view = NodeView(node, context.lineages, replies[:count], sent_at, context.previous_ring)
+        context.sightings.note(node, view)
+        for entry, item in zip(of_node, replies[count:], strict=True):
+            if isinstance(item, Item) and (fill := _find_moved(context, entry, view, item, demand)):
+                fills.append(fill)
+    return fills
+
+
+def _find_moved(
+    context: ReadContext, entry: Pending, view: NodeView, item: Item, demand: Demand
+) -> _Fill | None:
+    lookup, guarded = entry.lookup, entry.state
+    policy = lookup.policy
+    assert isinstance(guarded, Guarded)
+    bound = demand.max_staleness_seconds
+    if view.find_refusal(policy) is not None or (
+        bound is not None and bound < view.staleness_seconds(policy, context.clock())
+    ):
+        return None
+    refusal, payload = view.judge(policy, lookup.identity, item.value)
+    if refusal is not None or not view.shows(policy, item.value, demand.at_least):
+        return None
+    stamps = {stamp.lineage: stamp for stamp in Filled.decode(item.value).stamps}
+    tokens = {}
+    for lineage in policy.lineages:
+        held, record = view.records[lineage], guarded.records[lineage]
+        if held is None or record is None or held.primary != record.primary:
+            return None
+        position = held.progress.union(stamps[lineage].position)
+        tokens[lineage] = EventToken(lineage, lineage, held.epoch, 0, position)
+    if find_fill_refusal(policy, context.ring, guarded.records, guarded.stripes, tokens) is not None:
+        return None
+    ttl_seconds = policy.spread_ttl(context.jitter())
+    if item.ttl_seconds > 0:
+        ttl_seconds = min(ttl_seconds, item.ttl_seconds)
+    return _Fill(entry, guarded, Loaded(None, tokens), payload, ttl_seconds, is_moved=True)
 
 
 def _answer(entry: Pending, outcome: ReadOutcome, row: Loaded) -> Read:
@@ -156,7 +225,7 @@ def _fetch_guards(context: ReadContext, missing: Sequence[Pending]) -> Procedure
                 if isinstance(entry.state, Stub):
                     entry.state = Unstored(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
             continue
-        view = NodeView(node, lineages, replies[count:], sent_at)
+        view = NodeView(node, lineages, replies[count:], sent_at, context.ring)
         if set(lineages) == set(context.lineages):
             context.sightings.note(node, view)
             context.views[node] = view  # it holds as much as any other
@@ -268,7 +337,10 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
             row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            fill.entry.state = _answer(fill.entry, outcome, row)
+            if fill.is_moved:
+                fill.entry.state = Read(ReadOutcome.MOVED, fill.payload)
+            else:
+                fill.entry.state = _answer(fill.entry, outcome, row)
             if witness is not None:
                 attempt = Attempt(fill.payload, cas, reply, sent_us)
                 tell_fill(witness, lookup, outcome, fill.guarded.records, row.tokens, attempt)

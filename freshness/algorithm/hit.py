@@ -38,6 +38,7 @@ from freshness.algorithm.state import (
     by_node,
     lineages_of,
     record_gets,
+    say_previous,
 )
 from freshness.algorithm.view import NodeView
 from freshness.algorithm.witness import tell_hit
@@ -63,7 +64,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
     asked: list[tuple[str, Sequence[Pending], NodeView | None]] = []
     flows = []
     for node, of_node in by_node(entries).items():
-        view = context.views.get(node)
+        view = known = context.views.get(node)
         requests = _entry_gets(context, view, of_node)
         if view is None or (
             sent_at - view.fetched_at >= refresh_seconds * REFRESH_SHARE
@@ -71,7 +72,11 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         ):
             view = None
             # In front: a record that is read behind an entry vouches for a later moment than the entry's
-            requests = [*record_gets(context.namespace, context.lineages), *requests]
+            requests = [
+                *record_gets(context.namespace, context.lineages),
+                *requests,
+                *say_previous(context, node, known, sent_at),
+            ]
         asked.append((node, of_node, view))
         flows.append(Flow(node, tuple(requests)))
     answers = yield Flows(tuple(flows))
@@ -85,13 +90,15 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         age_max = refresh_seconds
         if view is None:
             count = len(context.lineages)
-            view = context.views[node] = NodeView(node, context.lineages, replies[:count], sent_at)
+            view = context.views[node] = NodeView(
+                node, context.lineages, replies[:count], sent_at, context.ring
+            )
             context.sightings.note(node, view)
             replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
         if answered_at - view.fetched_at > age_max:
             # This process was paused (F58): the view's lease may have ended before the entry was read.
             context.views.pop(node, None)
-            view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at)
+            view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at, context.ring)
         dead, stale = _judge(context, view, of_node, replies, demand)
         if stale:
             yield from _serve_stale(context, node, stale)
@@ -125,7 +132,7 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[P
         lookup = entry.lookup
         if lookup.policy is not policy:  # the keys of one call mostly share it
             policy = lookup.policy
-            is_refused = view.find_refusal(policy, context.ring) is not None
+            is_refused = view.find_refusal(policy) is not None
             ttl_seconds = 0 if is_refused else context.fill_lease_ttl_seconds
         requests.append(Get(lookup.item, ttl_seconds))
     return requests
@@ -153,7 +160,7 @@ def _judge(
         lookup = entry.lookup
         if lookup.policy is not policy:
             policy = lookup.policy
-            closed = view.find_refusal(policy, context.ring)
+            closed = view.find_refusal(policy)
         if not isinstance(reply, Item):
             # Absent although a stub was asked for, or none was asked for since the node is closed
             entry.state = Unstored(closed or ReadOutcome.LOST_RACE)
@@ -162,8 +169,7 @@ def _judge(
             entry.state = stub if closed is None else stub.refuse(closed)
         elif closed is not None:
             entry.state = Unstored(closed)
-            is_served = context.on_stale == "serve" and demand.may_be_stale
-            if is_served and closed is not ReadOutcome.RING:
+            if context.on_stale == "serve" and demand.may_be_stale:
                 stale.append((entry, reply))
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
             policy, context.clock()
@@ -181,7 +187,7 @@ def _judge(
                 entry.state = Parted(_HIT, payload)
             else:
                 entry.state = Unstored(refusal)  # until `_claim` has put a stub in its place
-            if refusal in _REPLACEABLE and view.covers(policy):
+            if refusal in _REPLACEABLE:
                 dead.append((entry, reply))
     return dead, stale
 
@@ -210,7 +216,7 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[Pending,
     (replies,) = yield Flows((Flow(node, keys),))
     if isinstance(replies, FreshnessError):
         return
-    last = NodeView(node, lineages, replies, context.clock())
+    last = NodeView(node, lineages, replies, context.clock(), context.ring)
     for entry, item in stale:
         refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
         if refusal is None:

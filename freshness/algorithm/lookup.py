@@ -20,7 +20,7 @@ class Lookup:
     ``values``: values of the query, which follow from the identity alone (`KeyBuilder.parse`).
     ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
     ``required``: in a `Load` step, the events that the rows must show to be stored, by lineage (`find_required`);
-    or `LATEST`.
+    or `LATEST`. ``previous_node``: the node that held the key by the previous ring, if that is another one.
     """
 
     policy: ObjectPolicy
@@ -30,6 +30,7 @@ class Lookup:
     values: tuple[Any, ...]
     is_exact: bool = True
     required: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
+    previous_node: str = ""
 
 
 @value

@@ -11,8 +11,9 @@ Applying batches and publishing progress is ``freshness.algorithm.apply``. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -34,6 +35,7 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.witness import Witness
 from freshness.errors import MembershipLost, NodeUnavailable
+from freshness.keys.placement import Placement
 from freshness.position import Position, empty_position
 
 CAS_ATTEMPTS_MAX: Final = 16
@@ -44,10 +46,10 @@ CAS_ATTEMPTS_MAX: Final = 16
 class NodePolicy:
     """The settings that all nodes of a lineage share.
 
-    ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on each node.
-      ``lease_seconds`` is
-    L. ``is_serving``: False for a shard that is followed and not read: its records are kept, and never open.
-    ``topology``: the number of the configuration. A record of a higher one is not touched.
+    ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on a node that
+    begins a life. ``lease_seconds`` is L. ``is_serving``: False for a shard that is followed and not read: its
+    records are kept, and never open. ``topology``: the number of the configuration. A record of a higher one is not
+    touched. ``placements``: by ring, that of ``ring`` and of each that is served beside it.
     """
 
     namespace: str
@@ -60,6 +62,11 @@ class NodePolicy:
     node_refresh_seconds: float
     is_serving: bool = True
     topology: int = 1
+    placements: Mapping[int, Placement] = field(default_factory=dict)
+
+    @property
+    def rings(self) -> Set[int]:
+        return {self.ring, *self.placements}
 
     def __post_init__(self) -> None:
         assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
@@ -132,6 +139,8 @@ class Membership:
     """When progress was last published."""
     heartbeat: HeartbeatSeen | None = None
     """The latest of this invalidator's own heartbeats that has come back through the stream."""
+    is_covered: bool = True
+    """False: the record does not name the objects and rings of this configuration yet, see `cover`."""
     opens_after: float = float("-inf")
     """A heartbeat that was begun before that moment does not open the record."""
     target: Position | None = None
@@ -166,7 +175,7 @@ class Membership:
         """Forget everything: the next use must be a join."""
         self.record = self.target = self.heartbeat = self.resume_version = None
         self.resume_written_at = self.published_at = self.opens_after = float("-inf")
-        self.version = 0
+        self.version, self.is_covered = 0, True
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
         """Take a record as read from the node."""
@@ -192,10 +201,10 @@ class Membership:
         """One CAS on the record. False: another invalidator wrote first (see `reread`).
 
         The lease is decided here, for every write, and nowhere else. A missing record is never put back from memory:
-        that raises `MembershipLost`. Every write is under this configuration's number.
+        that raises `MembershipLost`.
         """
         now = self.clock()
-        leased, ttl_seconds = self._lease(replace(record, topology=self.policy.topology), now)
+        leased, ttl_seconds = self._lease(record, now)
         (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
             self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
@@ -317,7 +326,8 @@ class Membership:
         is_enough = (
             other.tenure == wanted.tenure
             and other.progress.contains(wanted.progress)
-            and other.objects.keys() >= wanted.objects.keys()
+            and other.rings >= wanted.rings
+            and all(other.find_coverage(name, each.fingerprint) for name, each in wanted.objects.items())
             and (other.primary, other.topology) == (wanted.primary, wanted.topology)
         )
         if is_enough:
@@ -349,6 +359,7 @@ class Membership:
             progress=nothing,
             floor=nothing,
             topology=policy.topology,
+            starts=dict.fromkeys(policy.rings - {policy.ring}, nothing),
         )
         version = self.version
         self.leave()
@@ -383,12 +394,68 @@ class Membership:
         yield from self.write_resume()
 
 
+def cover(member: Membership) -> Procedure[None]:
+    """Let the record name the objects (F70) and rings of this configuration, and its topology.
+
+    The resume copy is written first. Otherwise an invalidator without an object could revive this life and ignore
+    the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
+    revive it and open it.
+    """
+    member.is_covered = True
+    current = member.joined_record()
+    wanted = serve(current, member.policy)
+    if wanted != current:
+        yield from member.write_resume(wanted)
+        yield from member.store(partial(serve, policy=member.policy))
+
+
 def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
-    """Whether a record speaks of another set of nodes or number of stripes, or of objects that this configuration
-    does not know."""
-    return (record.ring, record.stripes) != (policy.ring, policy.stripes) or any(
+    """Whether a record speaks of objects or rings that this configuration does not know. They may leave a
+    record of a lower topology."""
+    return record.topology >= policy.topology and _has_others(record, policy)
+
+
+def _has_others(record: NodeRecord, policy: NodePolicy) -> bool:
+    return not record.rings <= policy.rings or any(
         policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
     )
+
+
+def serve(record: NodeRecord, policy: NodePolicy) -> NodeRecord:
+    """The record with the objects and rings of this configuration, and no others.
+
+    Each begins with the record's progress: an invalidator that publishes more has read this record, and sends the
+    keys of the object and by the ring. A ring that brings the node no key which a ring of the record does not bring
+    begins with that ring.
+    """
+    starts = {ring: _find_start(record, ring, policy) for ring in policy.rings}
+    if starts[policy.ring].is_empty:
+        del starts[policy.ring]
+    objects = {
+        name: record.find_coverage(name, fingerprint) or Coverage(fingerprint, record.progress)
+        for name, fingerprint in policy.objects.items()
+    }
+    return replace(
+        record,
+        ring=policy.ring,
+        starts=starts,
+        objects=objects,
+        is_settling=record.is_settling or _has_others(record, policy),
+        topology=policy.topology,
+    )
+
+
+def _find_start(record: NodeRecord, ring: int, policy: NodePolicy) -> Position:
+    held = record.find_start([ring])
+    if held is None:
+        within = [
+            each
+            for each in record.rings & policy.placements.keys()
+            if ring in policy.placements
+            and policy.placements[ring].is_within(policy.placements[each], record.node)
+        ]
+        held = record.find_start(within)
+    return record.progress if held is None else held
 
 
 def require_topology(record: NodeRecord | None, policy: NodePolicy, node: str) -> None:

@@ -44,7 +44,7 @@ def read_through(
         entry for entry in entries if not isinstance(entry.state, Read) and not _is_repeat(entry, first)
     ]
     if missing:
-        yield from load_and_fill(context, missing, demand.at_least)
+        yield from load_and_fill(context, missing, demand)
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
 
 

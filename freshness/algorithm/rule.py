@@ -6,11 +6,13 @@ needs. Doubt never fills: a missing, unknown or incomparable part is a refusal, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, Stripe
+from freshness.position import Position
 from freshness.position.token import EventToken
 
 
@@ -21,6 +23,7 @@ class ReadOutcome(Enum):
     HIT = "hit"
     LOCAL_HIT = "hit in this process, without the node"
     STALE_SERVED = "an old value that the configuration allows: on_stale, stale_while_revalidate_seconds"
+    MOVED = "hit on the node that held the key before, and stored on the present one"
     FILLED = "filled"
     LOST_RACE = "invalidated while it was read"
     BOUNDED = (
@@ -52,18 +55,25 @@ class ReadOutcome(Enum):
     @property
     def is_hit(self) -> bool:
         """Whether the value is of the cache and not of the database."""
-        return self is ReadOutcome.HIT or self is ReadOutcome.LOCAL_HIT or self is ReadOutcome.STALE_SERVED
+        return self in _HITS
+
+
+_HITS: Final = frozenset(
+    (ReadOutcome.HIT, ReadOutcome.LOCAL_HIT, ReadOutcome.STALE_SERVED, ReadOutcome.MOVED)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPolicy:
-    """The properties of an object that the rule needs. ``fingerprint`` identifies its definition (F70)."""
+    """The properties of an object that the rule needs. ``fingerprint`` identifies its definition (F70).
+    ``previous_rings``: rings that place the keys in question on the same node as the reader's present ring."""
 
     name: str
     fingerprint: int
     tables: tuple[str, ...]
     lineages: tuple[str, ...]
     value_ttl_seconds: int
+    previous_rings: tuple[int, ...] = ()
 
     def spread_ttl(self, chance: float) -> int:
         """The TTL of one entry: up to a tenth less, by a number in [0, 1), so that entries of one moment do not
@@ -81,8 +91,8 @@ def find_fill_refusal(
     """The cause why a value read at ``tokens`` must not be stored; None if it may be.
 
     It may iff, for each lineage of the object, the node is open in this ring and epoch and covers the object, the
-    stripe of the key is there in the node's present life, and floor ∪ stripe ∪ table floors ∪ object start ⊆ position
-    of the token. ``stripes``: stripe of the key by lineage; None if it is absent or of another life.
+    stripe of the key is there in the node's present life, and floor ∪ stripe ∪ table floors ∪ starts of object and
+    ring ⊆ position of the token. ``stripes``: stripe of the key by lineage; None if it is absent or of another life.
     """
     for lineage in policy.lineages:
         refusal = _find_lineage_refusal(
@@ -100,23 +110,19 @@ def _find_lineage_refusal(
     stripe: Stripe | None,
     token: EventToken | None,
 ) -> ReadOutcome | None:
-    closed = find_record_refusal(record, ring)
+    closed = find_object_refusal(policy, ring, record)
     if closed is not None:
         return closed
     assert record is not None
-    coverage = record.objects.get(policy.name)
-    if coverage is None or coverage.fingerprint != policy.fingerprint:
-        return ReadOutcome.OBJECT
     if token is None:
         return ReadOutcome.NO_TOKEN
     if token.epoch != record.epoch:
         return ReadOutcome.EPOCH
-    if not token.position.contains(record.floor) or not token.position.contains(coverage.start):
+    if not token.position.contains(record.floor):
         return ReadOutcome.FLOOR
-    for table in policy.tables:
-        floor = record.table_floors.get(table)
-        if floor is not None and not token.position.contains(floor):
-            return ReadOutcome.TABLE_FLOOR
+    lack = find_lack(policy, ring, record, token.position)
+    if lack is not None:
+        return lack
     if stripe is None or stripe.life != record.life:
         return ReadOutcome.STRIPE_ABSENT
     return None if token.position.contains(stripe.position) else ReadOutcome.STRIPE
@@ -128,7 +134,8 @@ def find_required(
     records: Mapping[str, NodeRecord | None],
     stripes: Mapping[str, Stripe | None],
 ) -> dict[str, EventToken]:
-    """The events that a row must show by that rule, by lineage: floor ∪ stripe ∪ table floors ∪ object start (I10).
+    """The events that a row must show by that rule, by lineage: floor ∪ stripe ∪ table floors ∪ starts of object
+    and ring (I10).
 
     Every invalidation of the key that the node had acknowledged before its stripe and its record were read is in
     them. The record's progress takes the place of a stripe that is absent. Nothing is known of a lineage whose node
@@ -137,26 +144,58 @@ def find_required(
     required: dict[str, EventToken] = {}
     for lineage in policy.lineages:
         record, stripe = records.get(lineage), stripes.get(lineage)
-        if record is None or find_record_refusal(record, ring) is not None:
-            continue
-        coverage = record.objects.get(policy.name)
-        if coverage is None or coverage.fingerprint != policy.fingerprint:
+        if record is None or find_object_refusal(policy, ring, record) is not None:
             continue
         known = record.progress if stripe is None or stripe.life != record.life else stripe.position
         floors = [record.table_floors[table] for table in policy.tables if table in record.table_floors]
-        position = known.union_all([record.floor, coverage.start, *floors])
+        of_ring = record.find_start((ring, *policy.previous_rings))
+        of_object = _find_start(policy, record)
+        assert of_ring is not None, "the record does not refuse the ring"
+        assert of_object is not None, "nor the object"
+        position = known.union_all([record.floor, of_object, of_ring, *floors])
         required[lineage] = EventToken(lineage, lineage, record.epoch, 0, position)
     return required
 
 
-def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:
-    """The cause why no item of this node may be trusted; None if they may be."""
+def find_record_refusal(record: NodeRecord | None, rings: Collection[int]) -> ReadOutcome | None:
+    """The cause why no item of this node may be trusted by one of these rings; None if they may be."""
     if record is None:
         return ReadOutcome.NO_RECORD
-    if record.ring != ring:
+    if record.find_start(rings) is None:
         return ReadOutcome.RING
     if not record.is_open:
         return ReadOutcome.CLOSED
+    return None
+
+
+def find_object_refusal(policy: ObjectPolicy, ring: int, record: NodeRecord | None) -> ReadOutcome | None:
+    """The same for the items of an object, which must be covered in this definition."""
+    refusal = find_record_refusal(record, (ring, *policy.previous_rings))
+    if refusal is None and record is not None and _find_start(policy, record) is None:
+        return ReadOutcome.OBJECT
+    return refusal
+
+
+def _find_start(policy: ObjectPolicy, record: NodeRecord) -> Position | None:
+    coverage = record.find_coverage(policy.name, policy.fingerprint)
+    return None if coverage is None else coverage.start
+
+
+def find_lack(policy: ObjectPolicy, ring: int, record: NodeRecord, position: Position) -> ReadOutcome | None:
+    """The start or table floor of the object that a position lacks, or that there is none; else None: the node was
+    sent all later events of a key that these rings place there."""
+    of_object = _find_start(policy, record)
+    if of_object is None:
+        return ReadOutcome.OBJECT
+    of_ring = record.find_start((ring, *policy.previous_rings))
+    if of_ring is None:
+        return ReadOutcome.RING
+    if not all(start.is_empty or position.contains(start) for start in (of_object, of_ring)):
+        return ReadOutcome.FLOOR
+    for table in policy.tables:
+        floor = record.table_floors.get(table)
+        if floor is not None and not position.contains(floor):
+            return ReadOutcome.TABLE_FLOOR
     return None
 
 
@@ -166,9 +205,13 @@ def is_outdated(record: NodeRecord, now_us: int, age_max_seconds: float) -> bool
 
 
 def find_hit_refusal(
-    policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None]
+    policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None], ring: int
 ) -> ReadOutcome | None:
-    """The cause why an entry of a trusted node is not a hit: another key, an old life, a table floor; else None."""
+    """The cause why an entry of a trusted node is not a hit: another key, an old life, a table floor; else None.
+
+    An old life, too, if it may be of a time when the node was not sent the key's events: it lacks the start of the
+    object, or of each ring that places the key here.
+    """
     if entry.identity != identity:
         return ReadOutcome.IDENTITY
     stamps = {stamp.lineage: stamp for stamp in entry.stamps}
@@ -176,10 +219,9 @@ def find_hit_refusal(
         stamp, record = stamps.get(lineage), records.get(lineage)
         if stamp is None or record is None or stamp.life != record.life or stamp.epoch != record.epoch:
             return ReadOutcome.DEAD
-        for table in policy.tables:
-            floor = record.table_floors.get(table)
-            if floor is not None and not stamp.position.contains(floor):
-                return ReadOutcome.TABLE_FLOOR
+        lack = find_lack(policy, ring, record, stamp.position)
+        if lack is not None:
+            return ReadOutcome.DEAD if lack is ReadOutcome.FLOOR else lack
     return None
 
 

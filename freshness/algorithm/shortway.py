@@ -34,7 +34,7 @@ def find_hit(
     if clock() - fetched_at >= refresh_seconds * REFRESH_SHARE:
         return None
     policy = lookup.policy
-    refused, beginning = view.trust(policy, context.ring)
+    _, refused, beginning, _ = view.trust(policy)
     if refused is not None:
         return None
     if at_least and view.find_behind(policy, at_least):
@@ -90,7 +90,7 @@ def find_hits(
             lookup = lookups[place]
             if lookup.policy is not policy:
                 policy = lookup.policy
-                refused, beginning = view.trust(policy, context.ring)
+                _, refused, beginning, _ = view.trust(policy)
             value = data.value if isinstance(data, Item) else data
             if refused is not None or not value or value is MISSING:
                 continue

@@ -11,9 +11,19 @@ from functools import wraps
 from itertools import chain
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
-from freshness.algorithm.envelope import NodeRecord, Stripe, record_key
+from freshness.algorithm.envelope import NodeRecord, Stripe, previous_reader_key, record_key
 from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
-from freshness.algorithm.request import LATEST, NO_TOKENS, Flows, Get, Procedure, Request, Version
+from freshness.algorithm.request import (
+    LATEST,
+    NO_TOKENS,
+    Add,
+    Delete,
+    Flows,
+    Get,
+    Procedure,
+    Request,
+    Version,
+)
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
@@ -24,6 +34,9 @@ from freshness.value import value
 
 REFRESH_SHARE: Final = 0.9
 """A copy of the records is replaced at this share of its bound, so that it still counts when the answer comes."""
+
+PREVIOUS_READER_SECONDS: Final = 90
+"""TTL of the name that a reader leaves on a node which serves its ring beside a later one."""
 
 
 @value
@@ -76,7 +89,8 @@ class ReadContext:
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
     into bytes. ``recall`` finds what may be served while another reader fills. ``on_unknown``: the server to read if
     the node does not say what a row must show. A value of more than ``part_bytes`` is stored in parts, one of more
-    than ``value_bytes_max`` not at all. Not shared between threads.
+    than ``value_bytes_max`` not at all. ``previous_ring``: the one by which lookups name a previous node. ``name``:
+    this process, for `say_previous`. Not shared between threads.
     """
 
     namespace: str
@@ -95,7 +109,10 @@ class ReadContext:
     on_unknown: Literal["replica", "primary"] = "replica"
     part_bytes: int = PART_BYTES
     value_bytes_max: int = STORED_BYTES_MAX
+    previous_ring: int = 0
+    name: bytes = b""
     views: dict[str, NodeView] = field(default_factory=dict)
+    said_at: dict[str, float] = field(default_factory=dict)
 
     def forget(self, node: str) -> None:
         """The connection to a node broke. Its memory may be an older one from now on, and records that were read
@@ -260,6 +277,25 @@ def by_node(entries: Sequence[Pending]) -> Mapping[str, Sequence[Pending]]:
 def record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
     """A request for each node record."""
     return [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
+
+
+def say_previous(context: ReadContext, node: str, view: NodeView | None, now: float) -> list[Request]:
+    """Requests that leave this reader's name, once a minute, if the node's last records serve its ring beside a later
+    one: a change of the nodes waits for it. Nobody needs the replies."""
+    if (
+        view is None
+        or now - context.said_at.get(node, -PREVIOUS_READER_SECONDS) < PREVIOUS_READER_SECONDS * 2 / 3
+    ):
+        return []
+    keys = [
+        previous_reader_key(context.namespace, lineage, view.ring)
+        for lineage, record in view.records.items()
+        if record is not None and record.ring != view.ring and view.ring in record.rings
+    ]
+    if keys:
+        context.said_at[node] = now
+    deletes, adds = map(Delete, keys), (Add(key, context.name, PREVIOUS_READER_SECONDS) for key in keys)
+    return [*deletes, *adds]
 
 
 def lineages_of(entries: Sequence[Pending]) -> tuple[str, ...]:

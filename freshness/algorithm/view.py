@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from freshness.algorithm.envelope import (
     Filled,
@@ -24,7 +24,8 @@ from freshness.algorithm.rule import (
     ObjectPolicy,
     ReadOutcome,
     find_hit_refusal,
-    find_record_refusal,
+    find_lack,
+    find_object_refusal,
     has_commit,
     is_outdated,
 )
@@ -38,18 +39,27 @@ COVERED_MAX: Final = 1024
 TTL_SLACK_SECONDS: Final = 1
 """The rest of an item's life can be shorter by so much than the whole seconds that a node says (F50)."""
 
-_NO_BEGINNING: Final = (b"no entry begins like this", False)
+_NO_BEGINNING: Final = b"no entry begins like this"
+
+
+class Trust(NamedTuple):
+    """Whether entries of ``policy`` on a node may be served. ``beginning``: the first bytes of the common live entry,
+    one of one lineage; ``plain``: the same if the position of no such entry must be compared with anything."""
+
+    policy: ObjectPolicy
+    refusal: ReadOutcome | None
+    plain: bytes
+    beginning: bytes
 
 
 class NodeView:
     """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock).
 
-    ``node``: its name as configured; a record of another name is not trusted. ``outdated``: lineages whose record the
-    reader's own clocks refuse, see `Sightings`.
+    ``node``: its name as configured; a record of another name is not trusted. ``ring``: the ring of the reader.
+    ``outdated``: lineages whose record the reader's own clocks refuse, see `Sightings`.
     """
 
     __slots__ = (
-        "_beginnings",
         "_covered",
         "_trusts",
         "_ttl_seconds",
@@ -57,12 +67,13 @@ class NodeView:
         "lives",
         "outdated",
         "records",
+        "ring",
     )
 
     def __init__(
-        self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float
+        self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float, ring: int
     ) -> None:
-        self.fetched_at = fetched_at
+        self.fetched_at, self.ring = fetched_at, ring
         self.records: Mapping[str, NodeRecord | None] = {
             lineage: _find_record(reply, lineage, node)
             for lineage, reply in zip(lineages, replies, strict=True)
@@ -72,28 +83,13 @@ class NodeView:
             lineage: reply.ttl_seconds if isinstance(reply, Item) else 0
             for lineage, reply in zip(lineages, replies, strict=True)
         }
-        # The first bytes of a live entry, and whether its position must be compared with table floors
-        self._beginnings = {
-            lineage: (live_prefix(Kind.FILLED, lineage, record.life), bool(record.table_floors))
-            for lineage, record in self.records.items()
-            if record is not None
-        }
         self.outdated: Collection[str] = ()
-        self._covered: dict[tuple[str, str, bytes], bool] = {}
-        self._trusts: dict[tuple[tuple[str, ...], int], tuple[ReadOutcome | None, bytes]] = {}
+        self._covered: dict[tuple[int, bytes], bool] = {}
+        self._trusts: dict[int, Trust] = {}
 
-    def find_refusal(self, policy: ObjectPolicy, ring: int) -> ReadOutcome | None:
+    def find_refusal(self, policy: ObjectPolicy) -> ReadOutcome | None:
         """Why no entry of ``policy`` on this node may be served at all."""
-        return self.trust(policy, ring)[0]
-
-    def covers(self, policy: ObjectPolicy) -> bool:
-        """Whether the invalidators of this node cover the object in the definition that this client has."""
-        for lineage in policy.lineages:
-            record = self.records.get(lineage)
-            coverage = record.objects.get(policy.name) if record is not None else None
-            if coverage is None or coverage.fingerprint != policy.fingerprint:
-                return False
-        return True
+        return self.trust(policy).refusal
 
     def staleness_seconds(self, policy: ObjectPolicy, now: float) -> float:
         """The largest age that a hit of this node can have, or infinity if no open record vouches for it.
@@ -116,40 +112,44 @@ class NodeView:
         """(None, value) for an entry that is live here, else (why not, None). The value is None for "no such row".
 
         (`ReadOutcome.PARTS`, manifest) for a live one whose value is in parts: it is a hit if they are all there.
-        The common entry, one lineage and no table floor, is recognised by its first bytes and not decoded.
+        The common entry, of one lineage, is recognised by its first bytes and not decoded.
         """
-        lineages = policy.lineages
-        if len(lineages) == 1:
-            beginning, has_floors = self._beginnings.get(lineages[0], _NO_BEGINNING)
-            value_at = find_live_value(data, beginning, identity)
-            if value_at and (
-                not has_floors or self._is_covered_entry(policy, lineages[0], data, len(beginning))
-            ):
-                return None, data[value_at:]
+        trust = self.trust(policy)
+        value_at = find_live_value(data, trust.beginning, identity)
+        if value_at and (
+            trust.plain is trust.beginning
+            or self._is_covered_entry(policy, policy.lineages[0], data, len(trust.beginning))
+        ):
+            return None, data[value_at:]
         try:
             entry = Filled.decode(data)
         except FormatError:
             return ReadOutcome.FOREIGN, None
-        refusal = find_hit_refusal(policy, identity, entry, self.records)
+        refusal = find_hit_refusal(policy, identity, entry, self.records, self.ring)
         if refusal is not None:
             return refusal, None
         return ReadOutcome.PARTS if entry.is_parted else None, entry.value
 
-    def trust(self, policy: ObjectPolicy, ring: int) -> tuple[ReadOutcome | None, bytes]:
-        """`find_refusal`, and the beginning of entries of which `find_live_value` finds the value that `judge` would;
-        the others are for `judge`."""
-        asked = policy.lineages, ring
-        try:
-            return self._trusts[asked]
-        except KeyError:
-            pass
-        refusals = (find_record_refusal(self.records.get(lineage), ring) for lineage in policy.lineages)
+    def trust(self, policy: ObjectPolicy) -> Trust:
+        """`find_live_value` finds what `judge` would in entries that begin with its ``plain``. The others are
+        for `judge`."""
+        held = self._trusts.get(id(policy))
+        if held is not None:
+            return held
+        refusals = (
+            find_object_refusal(policy, self.ring, self.records.get(lineage)) for lineage in policy.lineages
+        )
         refusal = next((each for each in refusals if each is not None), None)
         if refusal is None and not set(policy.lineages).isdisjoint(self.outdated):
             refusal = ReadOutcome.CLOCK
-        beginning, has_floors = self._beginnings.get(policy.lineages[0], _NO_BEGINNING)
-        is_common = len(policy.lineages) == 1 and not has_floors
-        found = self._trusts[asked] = refusal, beginning if is_common else _NO_BEGINNING[0]
+        plain = beginning = _NO_BEGINNING
+        record = self.records.get(policy.lineages[0])
+        if record is not None and len(policy.lineages) == 1:
+            lack = find_lack(policy, self.ring, record, record.floor)
+            if lack not in (ReadOutcome.OBJECT, ReadOutcome.RING):
+                beginning = live_prefix(Kind.FILLED, record.lineage, record.life)
+            plain = beginning if lack is None else plain
+        found = self._trusts[id(policy)] = Trust(policy, refusal, plain, beginning)
         return found
 
     def find_behind(self, policy: ObjectPolicy, at_least: Mapping[str, EventToken]) -> Sequence[str]:
@@ -178,15 +178,14 @@ class NodeView:
     def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
         record = self.records[lineage]
         assert record is not None
-        asked = policy.name, lineage, encoded_position  # two shards of MariaDB can have equal GTIDs
+        asked = id(policy), encoded_position  # the policy is of one shard: two can have equal GTIDs
         known = self._covered.get(asked)
         if known is None:
             try:
                 position = decode_position(encoded_position)
             except FormatError:
                 return False
-            floors = (record.table_floors.get(table) for table in policy.tables)
-            known = all(floor is None or position.contains(floor) for floor in floors)
+            known = find_lack(policy, self.ring, record, position) is None
             if len(self._covered) >= COVERED_MAX:
                 self._covered.clear()
             self._covered[asked] = known

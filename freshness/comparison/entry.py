@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord, find_record, record_key
@@ -15,6 +15,7 @@ from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record
 from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FormatError
 from freshness.keys.keycolumn import ColumnKind
+from freshness.keys.placement import find_rings
 from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
 
@@ -87,21 +88,23 @@ def judge(
     except FormatError:
         return NodeEntry(node, item, name, b"", state)
     policy, identity = _find_served(definition, item, filled)
-    state = _find_state(scope, policy, identity, filled, records)
+    rings = find_rings(scope.placements, item, node)
+    state = _find_state(rings, policy, identity, filled, records)
     digest = digest_bytes(data)
     return NodeEntry(node, item, name, filled.identity, state, policy.lineages, digest, value_digest, payload)
 
 
 def _find_state(
-    scope: ComparisonScope,
+    rings: tuple[int, ...],
     policy: ObjectPolicy,
     identity: bytes,
     filled: Filled,
     records: Mapping[str, NodeRecord | None],
 ) -> str:
-    if any(find_record_refusal(records.get(lineage), scope.ring_version) for lineage in policy.lineages):
+    """``rings``: the rings that place the entry on its node."""
+    if any(find_record_refusal(records.get(lineage), rings) for lineage in policy.lineages):
         return UNTRUSTED
-    refusal = find_hit_refusal(policy, identity, filled, records)
+    refusal = find_hit_refusal(replace(policy, previous_rings=rings[1:]), identity, filled, records, rings[0])
     return LIVE if refusal is None else refusal.name.lower()
 
 

@@ -14,6 +14,7 @@ from freshness.database.primary import Primary
 from freshness.database.schema import load_registry
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
+from freshness.objects.nodepolicy import placements_of
 from freshness.objects.registry import ObjectDefinition
 
 
@@ -29,11 +30,11 @@ class PrimaryAddress:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonScope:
-    """``primaries`` of the shards that serve, by lineage; ``definitions`` by object name."""
+    """``placements``: the ring of the present nodes, and of the previous ones if these are served. ``primaries`` of
+    the shards that serve, by lineage; ``definitions`` by object name."""
 
     namespace: str
-    nodes: tuple[str, ...]
-    ring_version: int
+    placements: tuple[Placement, ...]
     lineages: tuple[str, ...]
     definitions: Mapping[str, ObjectDefinition]
     primaries: Mapping[str, PrimaryAddress]
@@ -51,8 +52,7 @@ def load_scope(config: Config) -> ComparisonScope:
     }
     return ComparisonScope(
         namespace=config.cache.namespace,
-        nodes=config.cache.nodes,
-        ring_version=Placement(config.cache.nodes, config.cache.namespace).ring_version,
+        placements=placements_of(config.cache),
         lineages=config.lineages,
         definitions=load_registry(config),
         primaries=primaries,

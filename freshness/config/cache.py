@@ -43,6 +43,11 @@ class CacheConfig:
         'The cache nodes, each "host:port", written alike on both sides; their order does not matter. '
         'With backend "memory" any distinct names.'
     )
+    previous_nodes: tuple[str, ...] = setting(
+        "The nodes before a change of `nodes`. While they are named, keys are invalidated on the nodes of both, and "
+        "entries move from these to those. Each change of the two comes with a higher `topology`.",
+        (),
+    )
     namespace: str = setting("Prefix of every key. Two namespaces on the same nodes share no key.")
     value_ttl_seconds: int = setting(
         "TTL of a filled entry. Freshness does not depend on it.", 86_400, bounds=(1, TTL_SECONDS_MAX)
@@ -142,6 +147,11 @@ class CacheConfig:
     """As `LoginConfig` says it."""
 
     @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """The present nodes, and behind them those that were nodes before and are no more."""
+        return tuple(dict.fromkeys((*self.nodes, *self.previous_nodes)))
+
+    @property
     def access(self) -> NodeAccess:
         """How the nodes are opened."""
         return NodeAccess(self.backend, self.login)
@@ -203,9 +213,14 @@ def read_cache(table: Table) -> CacheConfig | None:
 def _check_nodes(table: Table, cache: CacheConfig) -> None:
     if not cache.nodes:
         table.report("nodes", "an empty array", "at least one node")
+    _check_names(table, cache, "nodes", cache.nodes)
+    _check_names(table, cache, "previous_nodes", cache.previous_nodes)
+
+
+def _check_names(table: Table, cache: CacheConfig, name: str, nodes: tuple[str, ...]) -> None:
     seen: dict[object, int] = {}
-    for index, node in enumerate(cache.nodes):
-        key = f"nodes[{index}]"
+    for index, node in enumerate(nodes):
+        key = f"{name}[{index}]"
         place: object = node
         if cache.backend != "memory":
             try:
@@ -217,5 +232,5 @@ def _check_nodes(table: Table, cache: CacheConfig) -> None:
         elif not node:
             table.report(key, shown(node), "a name")
         if place in seen:
-            table.report(key, shown(node), f"each node once; it is cache.nodes[{seen[place]}] already")
+            table.report(key, shown(node), f"each node once; it is cache.{name}[{seen[place]}] already")
         seen.setdefault(place, index)

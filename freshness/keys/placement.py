@@ -13,7 +13,7 @@ object's own key: an object's stripe lives on the object's node, so never pass a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 from zlib import crc32
@@ -60,6 +60,14 @@ class Placement:
         place = (place ^ place >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
         return self._owners[bisect_right(self._borders, place)]
 
+    def is_within(self, other: Placement, node: str) -> bool:
+        """Whether ``other`` places every key on this node that this ring places there."""
+        places = {0, *self._borders, *other._borders}
+        return all(other._owner(place) == node for place in places if self._owner(place) == node)
+
+    def _owner(self, place: int) -> str:
+        return self._owners[bisect_right(self._borders, place)]
+
     def __repr__(self) -> str:
         return f"Placement({list(self.nodes)!r}, ring_version={self.ring_version:#010x})"
 
@@ -81,3 +89,8 @@ def _points(node: str) -> list[int]:
         digest = blake2b(_ALGORITHM + b"\0%d\0" % block + node.encode("utf-8")).digest()
         points += (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 64, 4))
     return points
+
+
+def find_rings(placements: Iterable[Placement], item: bytes, node: str) -> tuple[int, ...]:
+    """The rings that place the item on the node."""
+    return tuple(each.ring_version for each in placements if each.node_for(item) == node)

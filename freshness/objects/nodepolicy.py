@@ -11,6 +11,12 @@ from freshness.keys.placement import Placement
 from freshness.objects.registry import ObjectDefinition
 
 
+def placements_of(cache: CacheConfig) -> tuple[Placement, ...]:
+    """The present ring, and the previous one if it is still served."""
+    rings = dict.fromkeys((cache.nodes, cache.previous_nodes or cache.nodes))
+    return tuple(Placement(nodes, cache.namespace) for nodes in rings)
+
+
 def node_policy(
     cache: CacheConfig,
     lineage: str,
@@ -20,10 +26,11 @@ def node_policy(
     is_serving: bool = True,
 ) -> NodePolicy:
     """``definitions``: the objects of the lineage's keyspace. ``topology``, ``is_serving``: see `NodePolicy`."""
+    placements = placements_of(cache)
     return NodePolicy(
         namespace=cache.namespace,
         lineage=lineage,
-        ring=Placement(cache.nodes, cache.namespace).ring_version,
+        ring=placements[0].ring_version,
         objects={name: definition.policy.fingerprint for name, definition in definitions.items()},
         stripes=cache.stripes,
         lease_seconds=cache.lease_seconds,
@@ -31,4 +38,5 @@ def node_policy(
         node_refresh_seconds=cache.trust_seconds,
         is_serving=is_serving,
         topology=topology,
+        placements={each.ring_version: each for each in placements} if cache.previous_nodes else {},
     )

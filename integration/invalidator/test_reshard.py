@@ -339,9 +339,9 @@ def live_entries(config: Config, keys: dict[str, Sequence[int]]) -> Iterator[tup
                     for lineage, record in zip(lineages, records, strict=True)
                 }
                 entry = Filled.decode(reply.value)
-                if any(find_record_refusal(record, ring) for record in found.values()):
+                if any(find_record_refusal(record, (ring,)) for record in found.values()):
                     continue  # also if a lease has run out, as on a machine that is too busy
-                if find_hit_refusal(located.policy, located.identity, entry, found) is None:
+                if find_hit_refusal(located.policy, located.identity, entry, found, ring) is None:
                     yield name, key, None if entry.value is None else decode_value(entry.value)
     finally:
         for node in connections.values():

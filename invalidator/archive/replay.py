@@ -25,10 +25,9 @@ from freshness.algorithm.restore import Restorer
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
-from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.objects.keyfinder import KeyFinder
-from freshness.objects.nodepolicy import node_policy
+from freshness.objects.nodepolicy import node_policy, placements_of
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import RowChange, Transaction
@@ -287,7 +286,7 @@ class Replay:
         damaged recording, `NodeUnavailable` if a node cannot be asked, and what reading the schema raises."""
         registry = self.load_registry(self.config)
         cache = self.config.cache
-        nodes = {name: self.open_node(cache.access, name) for name in cache.nodes}
+        nodes = {name: self.open_node(cache.access, name) for name in cache.all_nodes}
         try:
             if not self.is_forced:
                 self._refuse_used(nodes)
@@ -389,13 +388,13 @@ class Replay:
         self, recording: Recording, objects: Mapping[str, ObjectDefinition]
     ) -> ShardInvalidator:
         cache = self.config.cache
-        placement = Placement(cache.nodes, cache.namespace)
+        placement, *previous = placements_of(cache)
         policy = node_policy(
             cache, recording.lineage, objects, topology=self.config.topology, is_serving=False
         )
         return ShardInvalidator(
             members=create_members(
-                cache.nodes,
+                cache.all_nodes,
                 policy,
                 running_clock,
                 lambda: secrets.token_bytes(LIFE_SIZE),
@@ -406,5 +405,6 @@ class Replay:
             find_heartbeat=lambda _: None,
             streamed=empty_position(recording.start.flavor),
             placement=placement,
+            previous=tuple(previous),
             finder=KeyFinder(objects),
         )

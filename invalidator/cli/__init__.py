@@ -21,6 +21,7 @@ with required_packages("invalidator", "invalidator"):
         compare,
         completion,
         keys,
+        nodes,
         probe,
         publish,
         record,
@@ -52,6 +53,7 @@ for verb in (
     publish.publish,
     replay.replay,
     reshard.reshard,
+    nodes.nodes,
     compare.compare,
     completion.completion,
 ):

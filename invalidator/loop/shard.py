@@ -35,9 +35,10 @@ def no_rows(_: Transaction) -> Mapping[bytes, LoggedRow]:
 @dataclass(slots=True, kw_only=True)
 class ShardInvalidator(Applier):
     """See the module. ``keys_total``: number of keys sent so far. ``unrepeated``: the nodes that must still be sent
-    again what they have acknowledged since ``since``."""
+    again what they have acknowledged since ``since``. ``previous``: placements by which keys are sent, too."""
 
     placement: Placement
+    previous: tuple[Placement, ...] = ()
     finder: KeyFinder
     find_rows: FindRows = no_rows
     keys_total: int = 0
@@ -136,14 +137,15 @@ class ShardInvalidator(Applier):
 
     def _place(self, keys: dict[bytes, Position]) -> Mapping[str, Mapping[bytes, Position]]:
         """The keys of each node that this process looks after; other nodes have another process."""
-        if len(self.placement.nodes) == 1:
+        if len(self.placement.nodes) == 1 and not self.previous:
             return dict.fromkeys(self.members, keys)
         by_node: dict[str, dict[bytes, Position]] = {node: {} for node in self.members}
-        node_for = self.placement.node_for
-        for item, position in keys.items():
-            of_node = by_node.get(node_for(item))
-            if of_node is not None:
-                of_node[item] = position
+        for placement in (self.placement, *self.previous):
+            node_for = placement.node_for
+            for item, position in keys.items():
+                of_node = by_node.get(node_for(item))
+                if of_node is not None:
+                    of_node[item] = position
         return by_node
 
 

@@ -43,7 +43,6 @@ from freshness.comparison.entry import (
 )
 from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FreshnessError
-from freshness.keys.placement import Placement
 from freshness.position import Position
 from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 
@@ -175,7 +174,7 @@ class Prober:
         self._comparison = comparison
         self._find_node = find_node
         self._clock = clock
-        self._node_for = Placement(scope.nodes, scope.namespace).node_for
+        self._node_for = scope.placements[0].node_for
         self._probes: Schedule[Probe] = Schedule(probes_max)
         self._looks: Schedule[tuple[bytes, str]] = Schedule(SUSPECTS_MAX)
         self._fresh: set[bytes] = set()

@@ -200,7 +200,7 @@ class Invalidator:
         ]
         self._stop(changed)
         self._given, self.config = given, config
-        self.metrics.nodes_configured.set(len(self._nodes or config.cache.nodes))
+        self.metrics.nodes_configured.set(len(self._nodes or config.cache.all_nodes))
         self.metrics.stripes_configured.set(config.cache.stripes)
         for lineage, assignment in wanted.items():
             if lineage not in self._running:
@@ -325,8 +325,8 @@ def _assignments(
     _require_known(
         "shard", shards, [s.name for keyspace in config.keyspaces.values() for s in keyspace.shards]
     )
-    _require_known("cache node", nodes, config.cache.nodes)
-    mine = tuple(node for node in config.cache.nodes if not nodes or node in nodes)
+    _require_known("cache node", nodes, config.cache.all_nodes)
+    mine = tuple(node for node in config.cache.all_nodes if not nodes or node in nodes)
     assignments = {}
     for keyspace in config.keyspaces.values():
         objects = registries[keyspace.name]

@@ -20,10 +20,9 @@ from freshness.config.server import ServerAddress
 from freshness.config.stream import StreamConfig
 from freshness.database.foreignkey import Cascades
 from freshness.database.pulse import Pulse
-from freshness.keys.placement import Placement
 from freshness.nodes.restoration import Restoration
 from freshness.objects.keyfinder import KeyFinder
-from freshness.objects.nodepolicy import node_policy
+from freshness.objects.nodepolicy import node_policy, placements_of
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import empty_position
 from freshness.stream.source import Source
@@ -103,7 +102,7 @@ class Assignment:
 
     def create_invalidator(self, instance: str, pulse: Pulse, witness: Witness | None) -> ShardInvalidator:
         cache = self.cache
-        placement = Placement(cache.nodes, cache.namespace)
+        placement, *previous = placements_of(cache)
         return ShardInvalidator(
             members=create_members(
                 self.nodes,
@@ -120,6 +119,7 @@ class Assignment:
             find_rows=self._create_row_finder().find if self.filled else no_rows,
             streamed=empty_position(self.flavor),
             placement=placement,
+            previous=tuple(previous),
             finder=KeyFinder(self.definitions),
         )
 

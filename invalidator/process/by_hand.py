@@ -43,9 +43,12 @@ def invalidate_keys(
     `NodeUnavailable` if a key was not acknowledged (those before it were).
     """
     keys = _locate_keys(config, registry, name, texts)
-    for node in dict.fromkeys(key.node for key in keys):
-        with closing(open_connection(config.cache.access, node)) as connection:
-            _invalidate(connection, config.cache, [key for key in keys if key.node == node])
+    # Previous nodes first: what a reader finds there afterwards, and moves, is not what is to go
+    for names in ([key.previous_node for key in keys], [key.node for key in keys]):
+        for node in filter(None, dict.fromkeys(names)):
+            with closing(open_connection(config.cache.access, node)) as connection:
+                held = [key for key, name in zip(keys, names, strict=True) if name == node]
+                _invalidate(connection, config.cache, held)
     return keys
 
 

@@ -37,7 +37,6 @@ from freshness.database.connection import (
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError, NodeRefused, NodeUnavailable, missing_package
-from freshness.keys.placement import Placement
 from freshness.network import BLOCKING
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
@@ -86,7 +85,7 @@ class Checkup:
                 with self.noting(shard.writable):
                     self._check_shard(keyspace, shard, sorted(tables), sound)
         if self._config.cache.backend != "memory":
-            self._check_nodes()
+            self.check_nodes()
         self.findings += check_names(self._config, _look_up)
         self.findings += check_machine(self._config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -176,12 +175,12 @@ class Checkup:
 
     # -- cache nodes ---------------------------------------------------------------------------------------
 
-    def _check_nodes(self) -> None:
+    def check_nodes(self) -> None:
         """Whether each node answers and can serve, and is one node under one name (F94)."""
         cache = self._config.cache
         key = f"{cache.namespace}:!check-{secrets.token_hex(8)}".encode()
         with ExitStack() as stack:
-            nodes = [open_node(cache.access, name) for name in cache.nodes]
+            nodes = [open_node(cache.access, name) for name in cache.all_nodes]
             for node in nodes:
                 stack.callback(node.close)
             for node in nodes:
@@ -291,12 +290,11 @@ def _check_node(
     node: CacheNode, key: bytes, config: Config, primaries: Mapping[str, str]
 ) -> Iterator[CheckFinding]:
     namespace = config.cache.namespace
-    ring = Placement(config.cache.nodes, namespace).ring_version
     for lineage in config.lineages:
         keys = record_key(namespace, lineage), resume_key(namespace, lineage)
         replies = node.perform([Get(each, is_bound=True) for each in keys])
         record, resume = (find_record(reply, node.name) for reply in replies)
-        yield from check_record(node.name, record, resume, ring, lineage, primaries.get(lineage, ""), config)
+        yield from check_record(node.name, record, resume, lineage, primaries.get(lineage, ""), config)
     [found] = node.perform([Get(key)])
     if isinstance(found, Item):
         yield CheckFinding(

@@ -68,6 +68,7 @@ class Overview:
             "problems": [asdict(each) for each in problems],
             "shards": shards,
             "nodes": nodes,
+            "previous_nodes": list(config.cache.previous_nodes),
             "reshards": [*_find_reshards(config)],
             "troubles": [asdict(each) for each in self.troubles.list()],
         }
@@ -130,6 +131,7 @@ def _describe_node(worker: ShardWorker, node: str) -> dict[str, Any]:
         "has_all_stripes": _has_all_stripes(worker, node),
         "life": "",
         "epoch": None,
+        "rings": [],
     }
     if member is None or invalidator is None:
         return described
@@ -142,6 +144,7 @@ def _describe_node(worker: ShardWorker, node: str) -> dict[str, Any]:
             "progress": _shorten(record.progress),
             "life": record.life.hex(),
             "epoch": record.epoch,
+            "rings": [f"{ring:08x}" for ring in sorted(record.rings)],
         }
     return described
 

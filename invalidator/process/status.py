@@ -22,6 +22,7 @@ from freshness.algorithm.envelope import (
     Stripe,
     find_record,
     find_stripe,
+    previous_reader_key,
     record_key,
     resume_key,
     stripe_key,
@@ -47,8 +48,9 @@ from freshness.database.primary import Primary
 from freshness.database.vitess import VitessShard, read_with_token, readable
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
-from freshness.keys.placement import Placement
+from freshness.keys.placement import find_rings
 from freshness.nodes.open import open_node
+from freshness.objects.nodepolicy import placements_of
 from freshness.objects.registry import ObjectDefinition
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
@@ -81,10 +83,11 @@ def read_status(config: Config) -> dict[str, Any]:
         for server in _servers_read(shard)
         if (found := _measure_sharing(keyspace, shard, server, samples[shard.lineage], config.cache.stripes))
     ]
-    ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
+    ring, *previous = (f"{each.ring_version:08x}" for each in placements_of(config.cache))
     return {
         "namespace": config.cache.namespace,
-        "ring": f"{ring:08x}",
+        "ring": ring,
+        "previous_ring": "".join(previous),
         "nodes": [entry for entry, _ in looks],
         "servers": servers,
     }
@@ -97,7 +100,7 @@ def read_nodes(config: Config) -> list[dict[str, Any]]:
 
 def _look_at_nodes(config: Config) -> Iterator[tuple[dict[str, Any], list[Stripe]]]:
     """The entries of `read_nodes`, each with the sample of its stripes."""
-    for name in config.cache.nodes:
+    for name in config.cache.all_nodes:
         for lineage in config.lineages:
             sample: list[Stripe] = []
             try:
@@ -125,12 +128,16 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         if isinstance(each, Item) and (stripe := find_stripe(each.value, record.life)) is not None
     ]
     refusal = _find_refusal(config, record)
+    previous = record.rings - {record.ring}
+    told = node.perform([Get(previous_reader_key(namespace, lineage, ring)) for ring in previous])
     problem = ""
     if record.topology > config.topology:
         problem = f"of topology {record.topology}: an invalidator with this file, of {config.topology}, is not let in"
     return {
         "state": "open" if refusal is None else refusal.name.lower(),
         "topology": record.topology,
+        "rings": {f"{ring:08x}": str(record.starts.get(ring, "")) for ring in sorted(record.rings)},
+        "previous_readers": [each.value.decode(errors="replace") for each in told if isinstance(each, Item)],
         "problem": problem,
         "primary": record.primary,
         "life": record.life.hex(),
@@ -154,9 +161,13 @@ def _now_us() -> int:
 
 
 def _find_refusal(config: Config, record: NodeRecord | None) -> ReadOutcome | None:
-    """Why a client on this machine would serve nothing from the node."""
-    refusal = find_record_refusal(record, Placement(config.cache.nodes, config.cache.namespace).ring_version)
-    if refusal is not None or record is None:
+    """Why a client on this machine would serve nothing from the node: by the present ring, or by the previous one if
+    the present one lacks the node."""
+    if record is None:
+        return ReadOutcome.NO_RECORD
+    named = [each for each in placements_of(config.cache) if record.node in each.nodes]
+    refusal = find_record_refusal(record, [each.ring_version for each in named[:1]])
+    if refusal is not None:
         return refusal
     age_max = config.cache.max_staleness_seconds + config.cache.clock_skew_seconds
     return ReadOutcome.CLOCK if is_outdated(record, _now_us(), age_max) else None
@@ -212,7 +223,8 @@ def _read_token(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> Even
 
 @dataclass(frozen=True, slots=True)
 class LocatedKey:
-    """One object of one key, with its node and item. ``policy``: the object as it is in the shard of the key."""
+    """One object of one key, with its node and item. ``policy``: the object as it is in the shard of the key.
+    ``ring``: the present one. ``previous_node``: the node that the key moves from, or ""."""
 
     definition: ObjectDefinition
     policy: ObjectPolicy
@@ -220,6 +232,8 @@ class LocatedKey:
     node: str
     item: bytes
     identity: bytes
+    ring: int
+    previous_node: str
 
 
 def find_definition(config: Config, registry: Mapping[str, ObjectDefinition], name: str) -> ObjectDefinition:
@@ -244,14 +258,18 @@ def locate_key(
         )
     values = tuple(_parse_value(column, text) for column, text in zip(columns, texts, strict=True))
     key = definition.builder.build(values)
-    placement = Placement(config.cache.nodes, config.cache.namespace)
+    placements = placements_of(config.cache)
+    node, previous = (each.node_for(key.item) for each in (placements[0], placements[-1]))
+    rings = find_rings(placements, key.item, node)
     return LocatedKey(
         definition,
-        definition.policy_for(values),
+        replace(definition.policy_for(values), previous_rings=rings[1:]),
         definition.builder.parse(key.identity),
-        placement.node_for(key.item),
+        node,
         key.item,
         definition.identity(key),
+        placements[0].ring_version,
+        previous if previous != node else "",
     )
 
 
@@ -286,6 +304,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "object": located.definition.config.name,
         "node": located.node,
+        "previous_node": located.previous_node,
         "item": located.item.decode(),
         "stripes": [
             {"lineage": lineage, "number": numbers[lineage], "key": key.decode()}
@@ -301,7 +320,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         return answer | {"entry": "stub", "ttl_seconds": entry.ttl_seconds}
     if filled is None:
         return answer | {"entry": "foreign", "error": str(error)}
-    refusal = find_hit_refusal(located.policy, located.identity, filled, found)
+    refusal = find_hit_refusal(located.policy, located.identity, filled, found, located.ring)
     if refusal is None and error is not None:
         refusal = ReadOutcome.PARTS
     answer |= {
@@ -365,7 +384,6 @@ def _find_fills(
     held: Mapping[str, Reply],
 ) -> list[dict[str, Any]]:
     """For each server that applications read: whether what it shows now would be stored, and why not."""
-    ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
     keyspace = config.keyspaces[located.definition.config.keyspace]
     fills = []
     for shard in keyspace.serving_shards:
@@ -384,7 +402,7 @@ def _find_fills(
                 verdict = str(error)
             else:
                 refusal = find_fill_refusal(
-                    policy, ring, {lineage: record}, {lineage: stripe}, {lineage: token}
+                    policy, located.ring, {lineage: record}, {lineage: stripe}, {lineage: token}
                 )
                 verdict = "stored" if refusal is None else refusal.value
             fills.append({"server": f"{server.host}:{server.port}", "lineage": lineage, "verdict": verdict})

@@ -28,7 +28,7 @@ from invalidator.rules.finding import require
 from invalidator.rules.primary import check_shard
 
 LOOK_AGAIN_SECONDS: Final = 0.5
-DRAFT_SUFFIX: Final = ".reshard"
+DRAFT_SUFFIX: Final = ".draft"
 
 _ORDER: Final = tuple(Stage)
 _CLOSED: Final = ("closed", "lapsed", "unknown")
@@ -329,7 +329,7 @@ class Guide:
 
     def _put_in_force(self, stage: Stage, sight: Sight, reload: str, tell: Callable[[str], None]) -> None:
         if not _is_from(sight, stage):
-            _replace(self.path, self.plan.texts[stage])
+            replace_file(self.path, self.plan.texts[stage])
             tell(f"{self.path} was written: {stage.value}")
         if not reload:
             tell("give it to every invalidator, and make it load it (SIGHUP)")
@@ -349,7 +349,7 @@ _PROMOTION: Final = {
 }
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """In one piece, with the rights that the file has: it may hold passwords."""
     draft = path.with_name(path.name + DRAFT_SUFFIX)
     draft.unlink(missing_ok=True)

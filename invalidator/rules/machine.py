@@ -19,7 +19,7 @@ def check_machine(config: Config, open_files_max: int) -> Iterator[CheckFinding]
     """``open_files_max``: the soft limit of this process."""
     shards = [shard for keyspace in config.keyspaces.values() for shard in keyspace.serving_shards]
     servers = sum(1 + len(shard.replicas) for shard in shards)
-    nodes = 0 if config.cache.backend == "memory" else len(config.cache.nodes)
+    nodes = 0 if config.cache.backend == "memory" else len(config.cache.all_nodes)
     needed = config.cache.connections_max * (nodes + servers) + OTHER_FILES
     if open_files_max < needed:
         yield CheckFinding(
@@ -32,7 +32,7 @@ def check_machine(config: Config, open_files_max: int) -> Iterator[CheckFinding]
 
 def check_names(config: Config, look_up: Callable[[str, int], set[str]]) -> Iterator[CheckFinding]:
     """``look_up``: the IP addresses of a name, none if it has none. One server may have two, as IPv4 and IPv6."""
-    nodes = () if config.cache.backend == "memory" else config.cache.nodes
+    nodes = () if config.cache.backend == "memory" else config.cache.all_nodes
     places = [urlsplit(f"//{name}") for name in nodes if not name.startswith("/")]
     named = [
         (

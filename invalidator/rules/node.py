@@ -13,6 +13,7 @@ from typing import Final
 from freshness.algorithm.envelope import NodeRecord
 from freshness.config.cache import CacheConfig
 from freshness.config.config import Config
+from freshness.objects.nodepolicy import placements_of
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 
@@ -143,7 +144,6 @@ def check_record(
     name: str,
     record: NodeRecord | None,
     resume: NodeRecord | None,
-    ring: int,
     lineage: str,
     primary: str,
     config: Config,
@@ -168,11 +168,21 @@ def check_record(
             Rule.TOPOLOGY.remedy,
             name,
         )
-    elif record.ring != ring:
+        return
+    rings = {each.ring_version for each in placements_of(config.cache)}
+    if not rings & record.rings:
         yield CheckFinding(
             Rule.RING,
             f"{name}: an invalidator keeps its record of {lineage} with other cache.nodes or another cache.namespace",
             Rule.RING.remedy,
+            name,
+        )
+    elif record.topology == config.topology and record.rings != rings:
+        yield CheckFinding(
+            Rule.RING,
+            f"{name}: an invalidator keeps its record of {lineage} with other cache.nodes or cache.previous_nodes"
+            f" under the same topology {config.topology}",
+            "raise topology with each change of the nodes: docs/operations.md#adding-and-removing-nodes",
             name,
         )
 

@@ -124,6 +124,7 @@ class Keeper:
                 keyspace: {name: each for name, each in registry.items() if each.config.keyspace == keyspace}
                 for keyspace in config.keyspaces
             },
+            (cache.previous_nodes,) if cache.previous_nodes else (),
         )
         try:
             for keyspace in config.keyspaces.values():
@@ -151,7 +152,7 @@ class Keeper:
         epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
         primary = Primary(shard.writable, flavor, epochs.epoch)
         pulse = Pulse(writer, config.stream.heartbeat_seconds, running_clock, lambda: None)
-        nodes: dict[str, CacheNode] = {name: open_node(cache.access, name) for name in cache.nodes}
+        nodes: dict[str, CacheNode] = {name: open_node(cache.access, name) for name in cache.all_nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]
         policy = node_policy(cache, shard.lineage, self.plan.definitions[keyspace], topology=config.topology)
         acknowledger = Acknowledger(
@@ -175,7 +176,7 @@ class Keeper:
         keeper = LineageKeeper(shard.name, acknowledger, driver, policy.heartbeat_age_max_seconds)
 
         restoration = Restoration(
-            cache.access, cache.nodes, policy, acknowledger.read_stream, pulse.hurry, open_node
+            cache.access, cache.all_nodes, policy, acknowledger.read_stream, pulse.hurry, open_node
         )
         self._closers.insert(0, restoration.stop)
         pulse.start()

@@ -9,8 +9,9 @@ that fails is left alone for the rest of the part and named; the others go on. `
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from freshness.algorithm.applier import Permit
@@ -40,13 +41,18 @@ COLUMNS: Final = (
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
     """The settings of an executor: no addresses of databases, and no passwords of theirs. ``flavors`` by lineage;
-    ``definitions`` by keyspace and name."""
+    ``definitions`` by keyspace and name. ``previous``: nodes of each ring that is served beside that of ``nodes``."""
 
     namespace: str
     access: NodeAccess
     nodes: tuple[str, ...]
     flavors: Mapping[str, str]
     definitions: Mapping[str, Mapping[str, ObjectDefinition]]
+    previous: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def all_nodes(self) -> Collection[str]:
+        return dict.fromkeys([*self.nodes, *chain.from_iterable(self.previous)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +90,13 @@ class Sender:
     _held: dict[tuple[str, str], dict[bytes, None]] = field(default_factory=dict)
     _count: int = 0
     _finders: dict[str, KeyFinder] = field(default_factory=dict)
-    _placement: Placement = field(init=False)
+    _placements: Sequence[Placement] = field(init=False)
     _last: tuple[str, str, Position] | None = None
     _transaction: tuple[str, int, str] | None = None
 
     def __post_init__(self) -> None:
-        self._placement = Placement(self.plan.nodes, self.plan.namespace)
+        rings = self.plan.nodes, *self.plan.previous
+        self._placements = [Placement(nodes, self.plan.namespace) for nodes in rings]
 
     def take(self, rows: Iterable[Mapping[str, Any]]) -> Procedure[None]:
         """Send what the rows change, a bounded number of items at a time; the last of them with `flush`. Raises
@@ -148,10 +155,10 @@ class Sender:
             )
         items, raised = self._finder(row["keyspace"]).find(transaction)
         for item in items:
-            place = part.lineage, self._placement.node_for(item)
-            of_node = self._held.setdefault(place, {})
-            self._count += item not in of_node
-            of_node[item] = None
+            for placement in self._placements:
+                of_node = self._held.setdefault((part.lineage, placement.node_for(item)), {})
+                self._count += item not in of_node
+                of_node[item] = None
         part.items += len(items)
         for name, reason in raised.items():
             at = part.raised.get(name)

@@ -76,7 +76,7 @@ class FreshnessWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Sent:
         assert self._ticket is not None, "given on the way"
-        nodes = {name: open_node(self._plan.access, name) for name in self._plan.nodes}
+        nodes = {name: open_node(self._plan.access, name) for name in self._plan.all_nodes}
         driver = BlockingDriver(nodes, time.sleep)
         sender = Sender(self._plan, self._ticket)
         try:

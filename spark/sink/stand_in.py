@@ -124,7 +124,7 @@ class StandIn:
         )
         begin = reader.initialOffset()
         end = reader.latestOffset(begin, ReadAllAvailable())
-        nodes = {name: open_node(keeper.plan.access, name) for name in keeper.plan.nodes}
+        nodes = {name: open_node(keeper.plan.access, name) for name in keeper.plan.all_nodes}
         driver, sender = BlockingDriver(nodes, time.sleep), Sender(keeper.plan, ticket)
         try:
             for partition in reader.partitions(begin, end):

@@ -84,6 +84,8 @@ records = st.builds(
     floor=positions,
     table_floors=st.dictionaries(names, positions, max_size=3),
     objects=st.dictionaries(names, st.builds(Coverage, u32, positions), max_size=3),
+    starts=st.dictionaries(u32, positions, max_size=3),
+    is_settling=st.booleans(),
 )
 Made = Filled | Stripe | PendingStripe | NodeRecord
 items = st.one_of(filled, stripes, pending, records)
@@ -234,8 +236,9 @@ POLICY = ObjectPolicy("customer", 5, ("customers",), ("a",), 60)
 
 def view_of(table_floors: dict[str, Position]) -> NodeView:
     nothing = MysqlGtidSet()
-    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, "n1", 8, nothing, nothing, table_floors)
-    return NodeView("n1", ("a",), [Item(record.encode(), 1, 5)], 0.0)
+    objects = {POLICY.name: Coverage(POLICY.fingerprint, nothing)}
+    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, "n1", 8, nothing, nothing, table_floors, objects)
+    return NodeView("n1", ("a",), [Item(record.encode(), 1, 5)], 0.0, 7)
 
 
 @given(filled, st.booleans())

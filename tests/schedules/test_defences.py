@@ -14,7 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from freshness.algorithm import admission, apply, envelope, fill, membership, rule, view
+from freshness.algorithm import admission, apply, envelope, fill, membership, rule
 from freshness.algorithm.envelope import (
     Coverage,
     Filled,
@@ -152,6 +152,11 @@ def without_floor(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
     """A record that has forgotten its floor, and the position from which on it covers the object."""
     nothing = empty_position(record.floor.flavor)
     return replace(record, floor=nothing, objects={policy.name: Coverage(policy.fingerprint, nothing)})
+
+
+def coverage_of_all(record: NodeRecord, _: str, fingerprint: int) -> Coverage:
+    """In the place of `NodeRecord.find_coverage`: everything is covered, since ever."""
+    return Coverage(fingerprint, empty_position(record.floor.flavor))
 
 
 # -- the fill ------------------------------------------------------------------------------------------
@@ -670,11 +675,7 @@ def test_an_object_that_is_not_covered_is_not_filled(monkeypatch: pytest.MonkeyP
         return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def all_covered(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
-            start_position = empty_position(record.floor.flavor)
-            return replace(record, objects={policy.name: Coverage(policy.fingerprint, start_position)})
-
-        patch.setattr(fill, "find_fill_refusal", with_records(all_covered))
+        patch.setattr(NodeRecord, "find_coverage", coverage_of_all)
 
     prove(schedule, ReadOutcome.OBJECT, plant, "I1", monkeypatch)
 
@@ -696,12 +697,8 @@ def test_another_ring_neither_fills_nor_hits(monkeypatch: pytest.MonkeyPatch) ->
         return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def any_ring(record: NodeRecord | None, _: int) -> ReadOutcome | None:
-            return rule_of_records(record, record.ring if record else 0)
-
-        rule_of_records = rule.find_record_refusal
-        patch.setattr(rule, "find_record_refusal", any_ring)
-        patch.setattr(view, "find_record_refusal", any_ring)
+        find_start = NodeRecord.find_start
+        patch.setattr(NodeRecord, "find_start", lambda record, _: find_start(record, record.rings))
 
     prove(schedule, ReadOutcome.RING, plant, "I1", monkeypatch, nodes=("n1", "n2"))
 
@@ -805,16 +802,7 @@ def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(
 
     world = World()
     assert schedule(world) is ReadOutcome.OBJECT
-    monkeypatch.setattr(
-        fill,
-        "find_fill_refusal",
-        with_records(
-            lambda record, policy: replace(
-                record,
-                objects={name: replace(at, fingerprint=99) for name, at in record.objects.items()},
-            )
-        ),
-    )
+    monkeypatch.setattr(NodeRecord, "find_coverage", coverage_of_all)
     assert schedule(World()) is ReadOutcome.FILLED
 
 

@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import pytest
 
 from freshness.algorithm import fill, hit, read, shortway
-from freshness.algorithm.envelope import Filled
+from freshness.algorithm.envelope import Filled, NodeRecord
 from freshness.algorithm.membership import Membership
 from freshness.algorithm.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.state import Demand, Pending, Read, ReadContext, Unstored
 from freshness.algorithm.view import NodeView
 from freshness.position import MysqlGtidSet, Position
-from tests.schedules.test_defences import is_entry, start
+from tests.schedules.test_defences import coverage_of_all, is_entry, start
 from tests.schedules.world import (
     CUSTOMER,
     KEY,
@@ -315,10 +315,11 @@ def test_a_client_of_an_old_definition_claims_nothing(monkeypatch: pytest.Monkey
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         start(world)
         assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
-        old = Reader(world, world.replica()).read(lookup(policy=replace(CUSTOMER, fingerprint=99)))
+        of_old = replace(lookup(policy=replace(CUSTOMER, fingerprint=99)), identity=b"old")
+        old = Reader(world, world.replica()).read(of_old)
         return old in (ReadOutcome.OBJECT, ReadOutcome.IDENTITY), Reader(world, world.replica()).read()
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(NodeView, "covers", lambda *_: True)
+        patch.setattr(NodeRecord, "find_coverage", coverage_of_all)
 
     prove_use(schedule, (True, ReadOutcome.HIT), plant, monkeypatch)

@@ -65,6 +65,7 @@ from freshness.algorithm.state import Demand, Read, ReadContext
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX, CacheConfig
 from freshness.errors import FormatError, FreshnessError, NodeUnavailable
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
@@ -457,7 +458,8 @@ class World:
     """Stores, databases, the clock, and what was seen to break.
 
     ``acknowledged``: by node and lineage, everything that a record has ever claimed as progress.
-    ``reads_rows_first``: a defect; the token must come before the rows.
+    ``reads_rows_first``: a defect; the token must come before the rows. ``placements``: by ring, where keys have
+    several; otherwise ``places`` has the node of each item that is not on the first one.
     """
 
     reads_rows_first = False
@@ -482,6 +484,7 @@ class World:
         }
         self.absent: set[bytes] = set()
         self.places: dict[bytes, str] = {}
+        self.placements: dict[int, Placement] = {}
         self.loader_refusal: ReadOutcome | None = None
         self.servers: Mapping[str, ReadServer] = NO_SERVERS
         self.is_primary_down = False
@@ -524,6 +527,12 @@ class World:
     @property
     def database(self) -> Database:
         return self.databases[LINEAGE]
+
+    def find_rings(self, item: bytes, node: str, rings: Iterable[int]) -> list[int]:
+        """Those of the rings that place the item on the node."""
+        if not self.placements:
+            return [*rings] if self.places.get(item, NODE) == node else []
+        return [ring for ring in rings if self.placements[ring].node_for(item) == node]
 
     def commit(self, *items: bytes, raised: Sequence[str] = ()) -> Transaction:
         return self.database.commit(*items, raised=raised)
@@ -671,9 +680,10 @@ class World:
                     self._break("I2", f"nothing protects table {table} from lacking {made.number}")
             for item in made.keys:
                 coverage = record.objects.get(_object_of(item))
-                if self.places.get(item, NODE) != node or coverage is None:
+                start = record.find_start(self.find_rings(item, node, record.rings))
+                if start is None or coverage is None:
                     continue
-                if coverage.start.contains(made.position):
+                if coverage.start.contains(made.position) or start.contains(made.position):
                     continue
                 stripe = self.find_stripe(item, node, record.lineage)
                 if stripe is not None and not stripe.position.contains(made.position):
@@ -763,7 +773,7 @@ class Invalidator:
     """One process's membership in one node, with a stream that delivers what the test says.
 
     ``passed``: the position of the stream when the last own heartbeat came back. ``restorer``: restores the node's
-    stripes on its own connection.
+    stripes on its own connection. ``previous_ring``: one that is served beside ``ring``.
     """
 
     world: World
@@ -776,6 +786,7 @@ class Invalidator:
     lease_seconds: int = L_SECONDS
     is_serving: bool = True
     topology: int = 1
+    previous_ring: int | None = None
     client: Client = field(init=False)
     member: Membership = field(init=False)
     cursor: Position = field(init=False)
@@ -797,10 +808,15 @@ class Invalidator:
             self.node_refresh_seconds,
             self.is_serving,
             self.topology,
+            {} if self.previous_ring is None else {ring: self.world.placements[ring] for ring in self.rings},
         )
         self.restorer = Restorer(self.node, policy, self.world.moment, self.world.nonce)
         self.cursor = empty_position(self.database.flavor)
         self.member = Membership(self.node, policy, self.world.clock, self.world.nonce, self.cursor)
+
+    @property
+    def rings(self) -> Sequence[int]:
+        return (self.ring,) if self.previous_ring is None else (self.ring, self.previous_ring)
 
     @property
     def database(self) -> Database:
@@ -829,7 +845,7 @@ class Invalidator:
         for made in new:
             self.cursor = self.cursor.union(made.position)
             for item in made.keys:
-                if self.world.places.get(item, NODE) == self.node and _object_of(item) in self.objects:
+                if self.world.find_rings(item, self.node, self.rings) and _object_of(item) in self.objects:
                     keys[item] = keys[item].union(made.position) if item in keys else made.position
             for table in made.raised:
                 raised[table] = raised[table].union(made.position) if table in raised else made.position
@@ -882,6 +898,7 @@ class Reader:
     jitter: float = 0.0
     part_bytes: int = PART_BYTES
     value_bytes_max: int = STORED_BYTES_MAX
+    previous_ring: int = 0
     client: Client = field(init=False)
     context: ReadContext = field(init=False)
 
@@ -906,6 +923,7 @@ class Reader:
             ),
             part_bytes=self.part_bytes,
             value_bytes_max=self.value_bytes_max,
+            previous_ring=self.previous_ring,
         )
 
     def reading(
@@ -924,7 +942,7 @@ class Reader:
                 here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
                 if read.shows_required:
                     self.world.check_miss(one, read, here)
-                if read.outcome is ReadOutcome.HIT and read.payload is not None:
+                if read.outcome in (ReadOutcome.HIT, ReadOutcome.MOVED) and read.payload is not None:
                     self.world.check_hit(one, read.payload, here)
 
         demand = Demand(max_staleness_seconds, at_least)

@@ -8,7 +8,7 @@ defence is the backend's or the reader's own, a change of the world's transport.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 from unittest.mock import patch
@@ -49,7 +49,12 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
-from freshness.algorithm.membership import HeartbeatSeen, Membership, is_of_another_configuration
+from freshness.algorithm.membership import (
+    HeartbeatSeen,
+    Membership,
+    is_of_another_configuration,
+)
+from freshness.algorithm.membership import serve as serve_record
 from freshness.algorithm.request import (
     DONE,
     MISSING,
@@ -75,7 +80,6 @@ from freshness.algorithm.rule import (
     ReadOutcome,
     find_fill_refusal,
     find_hit_refusal,
-    find_record_refusal,
     find_required,
 )
 from freshness.algorithm.state import Guarded, Pending, ReadContext, Unstored, record_gets
@@ -89,6 +93,7 @@ from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat
+from invalidator.loop.shard import ShardInvalidator
 from spark.sink.sender import Part
 from tests.simulation.reshard import STAYS_OPEN
 
@@ -219,21 +224,75 @@ def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Plant
 
 
 def _coverage_ignored() -> Planted:
-    def covered(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
-        start = Coverage(policy.fingerprint, empty_position(record.floor.flavor))
-        return replace(record, objects={policy.name: start})
+    return _patch(NodeRecord, "find_coverage", _coverage_of_all)
 
-    return _blind_to(covered)
+
+def _coverage_of_all(record: NodeRecord, _: str, fingerprint: int) -> Coverage:
+    return Coverage(fingerprint, empty_position(record.floor.flavor))
 
 
 def _ring_ignored() -> Planted:
-    def refusal(record: NodeRecord | None, _: int) -> ReadOutcome | None:
-        return find_record_refusal(record, record.ring if record is not None else 0)
+    find_start = NodeRecord.find_start
+    return _patch(NodeRecord, "find_start", lambda record, _: find_start(record, record.rings))
 
-    stack = contextlib.ExitStack()
-    stack.enter_context(_patch(freshness.algorithm.rule, "find_record_refusal", refusal))
-    stack.enter_context(_patch(freshness.algorithm.view, "find_record_refusal", refusal))
-    return stack
+
+def _start_ignored() -> Planted:
+    """Of a ring: what a node holds of a key may be from before it was sent the key's events."""
+    find_start = NodeRecord.find_start
+
+    def no_start(record: NodeRecord, rings: Iterable[int]) -> Position | None:
+        start = find_start(record, rings)
+        return None if start is None else empty_position(start.flavor)
+
+    return _patch(NodeRecord, "find_start", no_start)
+
+
+def _object_start_ignored() -> Planted:
+    """What a node holds of a key may be from before its definition came back."""
+    find_coverage = NodeRecord.find_coverage
+
+    def no_start(record: NodeRecord, name: str, fingerprint: int) -> Coverage | None:
+        found = find_coverage(record, name, fingerprint)
+        return None if found is None else _coverage_of_all(record, name, fingerprint)
+
+    return _patch(NodeRecord, "find_coverage", no_start)
+
+
+def _published_while_settling() -> Planted:
+    """A renewal of the lease publishes what was sent while readers are waited for."""
+    original = freshness.algorithm.apply._next_record
+
+    def next_record(member: Membership, sent: Batch | None) -> Any:
+        record, applied, is_caught_up = original(member, sent)
+        return replace(record, progress=record.progress.union(applied)), applied, is_caught_up
+
+    return _patch(freshness.algorithm.apply, "_next_record", next_record)
+
+
+def _published_uncovered() -> Planted:
+    """The record goes on with the rings and objects of the previous file, by which nothing is sent."""
+
+    def nothing(member: Membership) -> Procedure[None]:
+        member.is_covered = True
+        return
+        yield
+
+    return _patch(freshness.algorithm.apply, "cover", nothing)
+
+
+def _moved_as_of_now() -> Planted:
+    """An entry of another node counts as the row at the progress of the present one."""
+    original = freshness.algorithm.fill._find_moved
+
+    def find_moved(context: Any, entry: Any, there: NodeView, *rest: Any) -> Any:
+        here = entry.state.records
+        there.records = {
+            of: held and here[of] and replace(held, progress=here[of].progress)
+            for of, held in there.records.items()
+        }
+        return original(context, entry, there, *rest)
+
+    return _patch(freshness.algorithm.fill, "_find_moved", find_moved)
 
 
 def _name_ignored() -> Planted:
@@ -536,6 +595,29 @@ def _progress_first() -> Planted:
     return _patch(freshness.algorithm.applier, "apply_batch", apply_progress_first)
 
 
+def _previous_not_sent() -> Planted:
+    original = ShardInvalidator._place
+
+    def place(self: ShardInvalidator, keys: dict[bytes, Position]) -> Any:
+        self.previous = ()
+        return original(self, keys)
+
+    return _patch(ShardInvalidator, "_place", place)
+
+
+def _ring_leaves_at_once() -> Planted:
+    """Progress does not wait for readers whose copy of the record names the ring."""
+
+    def serve(*of: Any, **options: Any) -> NodeRecord:
+        return replace(serve_record(*of, **options), is_settling=False)
+
+    return _patch(freshness.algorithm.membership, "serve", serve)
+
+
+def _unknown_ring_published() -> Planted:
+    return _patch(freshness.algorithm.membership, "is_of_another_configuration", lambda *_: False)
+
+
 def _lease_without_heartbeat() -> Planted:
     original = Membership._lease
 
@@ -767,6 +849,13 @@ def _floor_not_required() -> Planted:
     return _requires(without)
 
 
+def _ring_start_not_required() -> Planted:
+    def without(record: NodeRecord) -> NodeRecord:
+        return replace(record, starts=dict.fromkeys(record.starts, empty_position(record.floor.flavor)))
+
+    return _requires(without)
+
+
 def _table_floors_not_required() -> Planted:
     return _requires(lambda record: replace(record, table_floors={}))
 
@@ -983,6 +1072,14 @@ PLANTED: Final[dict[str, Plant]] = {
     "a new primary is trusted": _new_primary_trusted,
     "topology ignored": _topology_ignored,
     "ring ignored": _ring_ignored,
+    "start of a ring ignored by hits": _start_ignored,
+    "a previous ring is not sent": _previous_not_sent,
+    "start of an object ignored by hits": _object_start_ignored,
+    "published while readers are waited for": _published_while_settling,
+    "published before the record is covered": _published_uncovered,
+    "a ring leaves at once": _ring_leaves_at_once,
+    "a ring that is not known is published": _unknown_ring_published,
+    "an entry moves at another progress": _moved_as_of_now,
     "object coverage ignored": _coverage_ignored,
     "epoch ignored by fills": _epoch_ignored,
     "resume copy without table floors": _resume_without_table_floors,
@@ -1009,6 +1106,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "own commits ignored by servers": _own_commits_ignored_by_servers,
     "stripe not required of a miss": _stripe_not_required,
     "floor not required of a miss": _floor_not_required,
+    "start of a ring not required of a miss": _ring_start_not_required,
     "table floors not required of a miss": _table_floors_not_required,
     "absent stripe requires nothing": _absent_requires_nothing,
     "a miss is fresh without its token": _fresh_without_token,
@@ -1025,7 +1123,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "a pending stripe allows": 160,
     "stripe read before the stub": 68,
     "the record of another name is trusted": 703,
-    "life ignored by hits": 300,
+    "life ignored by hits": 41,
     "table floor ignored by hits": 30,
     "delete before stripe": 0,
     "a refused append counts as done": 63,
@@ -1033,7 +1131,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "chunk of the batch before": 0,
     "shortened to the first chunk": 0,
     "shortened by set": 321,
-    "before-image ignored": 42,
+    "before-image ignored": 187,
     "put back with an older heartbeat": 13,
     "put back with the floor alone": 13,
     "what was appended meanwhile is dropped": 2,
@@ -1043,17 +1141,19 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "progress before acknowledge": 0,
     "foreign heartbeat": 114,
     "lapse and life ignored": 5,
-    "record put back from memory": 29,
-    "opened before it caught up": 303,
+    "record put back from memory": 136,
+    "opened before it caught up": 129,
     "tenure ignored": 1485,
-    "topology ignored": 294,
+    "topology ignored": 1287,
+    "start of a ring ignored by hits": 1662,
+    "a previous ring is not sent": 35,
     "object coverage ignored": 181,
     "table floor acknowledged at once": 1,
     "revived without sending again": 18,
     "a micro-batch with a hole is acknowledged": 734,
-    "only the holder of a lease may fill": 0,
+    "only the holder of a lease may fill": 20,
     "numbers that were never streamed": 960,
-    "a revived node never opens": 0,
+    "a revived node never opens": 100,
     "stripes are never put back": 0,
     "errant transactions in a floor": 0,
     "blind set": 1,
@@ -1062,13 +1162,13 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "snapshot before token": 18,
     "a session that was moved is not noticed": 298,
     "own commits ignored by hits": 131,
-    "own commits ignored by servers": 18,
+    "own commits ignored by servers": 31,
     "timestamps first": 1,
     STAYS_OPEN: 294,
     "numbers are asked for as text": 200,
     "stripe not required of a miss": 0,
     "table floors not required of a miss": 69,
-    "absent stripe requires nothing": 16,
+    "absent stripe requires nothing": 24,
     "a miss is fresh without its token": 1,
 }
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
@@ -1106,6 +1206,16 @@ SELDOM_CAUGHT: Final = {
     "floor of a new life is empty": "a stripe that is put back holds all that was streamed, so it holds the "
     "missing floor, too",
     "ring ignored": "few worlds change the ring, and few readers with the previous one still store in them",
+    "start of an object ignored by hits": "no world of chance takes a definition back; an exhaustive world does",
+    "published while readers are waited for": "the lease must end without a heartbeat, and a reader look just then",
+    "published before the record is covered": "a reader must look just then; an exhaustive world finds it",
+    "a ring leaves at once": "a reader must look by its copy of the record just then; an exhaustive world finds it",
+    "a ring that is not known is published": "an operator must forget the number of the topology, and both "
+    "invalidators go on; an exhaustive world finds it",
+    "an entry moves at another progress": "the previous node must be behind the present one; an exhaustive world "
+    "finds it",
+    "start of a ring not required of a miss": "a replica must lack what was changed while the key was elsewhere, and "
+    "its stripe hold none of it",
     "floor not required of a miss": "a stripe that is put back holds a heartbeat from after the floor, and few "
     "replicas apply that first",
     "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
@@ -196,6 +196,10 @@ class Checker:
                         f"{who} got {lookup.item.decode()} with parts of another value: {read.payload!r}",
                     )
                 self._check_hit(who, lookup, seen)
+            elif read.outcome is ReadOutcome.MOVED:
+                self.served.add(lookup.item)
+                self._check_hit(who, replace(lookup, node=lookup.previous_node), self._seen[who, lookup.item])
+                self._check_miss(who, lookup, read, before)
 
     def own_read_done(
         self,
@@ -313,9 +317,13 @@ class Checker:
             life = self._lives.get((node, shard.lineage, name))
             if life is None or self._is_excused(shard.lineage, life):
                 continue
-            floor = life.last.table_floors.get(table) if life.last is not None else None
+            assert life.last is not None, "a life without a record is excused"
+            floor = life.last.table_floors.get(table)
             if floor is not None and not position.contains(floor):
                 continue  # it is stored, but no hit
+            starts = [life.last.find_start([ring]) for ring in self._placing(node, lookup, life.last)]
+            if not any(start is not None and position.contains(start) for start in starts):
+                continue  # the same: by no ring of the record
             row = table, self._world.rows[lookup.item]
             for commit in reversed(shard.by_row.get(row, ())):
                 if commit.version(row) <= version:
@@ -348,7 +356,8 @@ class Checker:
         """A miss lacks no invalidation that its node had acknowledged before the read began."""
         if self._world.reshard is not None:
             return
-        shown = repeat(0) if read.value is None else iter(read.value)
+        numbers = read.value if read.payload is None else _numbers_of(read.payload)
+        shown = repeat(0) if numbers is None else iter(numbers)
         for lineage in lookup.policy.lineages:
             known = [
                 position
@@ -435,10 +444,10 @@ class Checker:
         affected = self._find_affected(lineage, commit)
         if not affected:
             return
-        places = self._places.get(record.ring, {})
         for lookup in affected:
             policy = lookup.policy
-            if places.get(lookup.item) != node:
+            starts = [record.find_start([ring]) for ring in self._placing(node, lookup, record)]
+            if all(start is not None and start.contains(commit.position) for start in starts):
                 continue
             coverage = record.objects.get(policy.name)
             if coverage is None or coverage.start.contains(commit.position):
@@ -447,6 +456,10 @@ class Checker:
             if any(floor is not None and floor.contains(commit.position) for floor in floors):
                 continue
             yield lookup
+
+    def _placing(self, node: str, lookup: Lookup, record: NodeRecord) -> list[int]:
+        """The rings of a record that place a key on its node."""
+        return [ring for ring in record.rings if self._places.get(ring, {}).get(lookup.item) == node]
 
     def _find_affected(self, lineage: str, commit: Commit) -> tuple[Lookup, ...]:
         """The keys that a commit changed, wherever they are."""

@@ -40,6 +40,7 @@ SCHEDULE_FILES: Final = tuple(
         "at_least",
         "misses",
         "broken",
+        "rings",
     )
 )
 
@@ -106,6 +107,18 @@ DIRECTED: Final[dict[str, str]] = {
     "a new primary is trusted": "upstream_defences::test_a_commit_that_only_a_reader_saw_is_lost",
     "topology ignored": "defences::test_a_previous_topology_opens_nothing_again",
     "ring ignored": "defences::test_another_ring_neither_fills_nor_hits",
+    "start of a ring ignored by hits": "rings::test_an_entry_from_before_the_start_of_its_ring_is_no_hit",
+    "a previous ring is not sent": "rings::test_keys_are_sent_by_each_ring_that_is_served",
+    "start of an object ignored by hits": "rings::"
+    "test_an_entry_of_a_definition_that_has_left_is_no_hit_when_it_comes_back",
+    "published while readers are waited for": "rings::"
+    "test_what_was_sent_by_the_next_file_alone_is_published_behind_the_readers",
+    "published before the record is covered": "rings::"
+    "test_what_was_sent_by_the_next_file_alone_is_published_behind_the_readers",
+    "a ring leaves at once": "rings::test_a_ring_leaves_behind_the_copies_of_readers",
+    "a ring that is not known is published": "rings::"
+    "test_an_invalidator_publishes_no_record_with_a_ring_that_it_does_not_know",
+    "an entry moves at another progress": "rings::test_an_entry_moves_as_old_as_the_record_of_its_node",
     "object coverage ignored": "defences::test_an_object_that_is_not_covered_is_not_filled",
     "epoch ignored by fills": "holes::test_positions_of_two_epochs_do_not_compare",
     "resume copy without table floors": "holes::test_the_resume_copy_is_a_whole_record",
@@ -131,6 +144,7 @@ DIRECTED: Final[dict[str, str]] = {
     "own commits ignored by servers": "at_least::test_a_server_that_lacks_the_own_commit_is_not_read",
     "stripe not required of a miss": "misses::test_a_row_that_lacks_what_its_stripe_holds_is_not_fresh",
     "floor not required of a miss": "misses::test_a_row_that_lacks_what_was_before_the_life_is_not_fresh",
+    "start of a ring not required of a miss": "rings::test_a_row_from_before_the_start_of_a_ring_is_not_fresh",
     "table floors not required of a miss": "misses::test_a_row_from_before_a_raise_of_its_table_is_not_fresh",
     "absent stripe requires nothing": "misses::test_where_the_stripe_is_absent_the_progress_is_required",
     "a miss is fresh without its token": "misses::test_a_row_at_no_known_position_is_not_fresh",

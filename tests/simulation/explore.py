@@ -90,6 +90,8 @@ NOTHING: Final = MysqlGtidSet()
 START: Final = 1000.0
 STRAY: Final = 10**9
 """Added to the numbers of heartbeats that go to another primary."""
+MOMENT_SECONDS: Final = 1.1
+"""Longer than a copy of a record is trusted."""
 INSTANT: Final = 1e-6
 """Between two entries of the log, by the clock of a process: time itself stands still but for `SmallWorld.ticks`."""
 
@@ -117,6 +119,10 @@ class SmallWorld:
     ``returns``: the node has the memory of an earlier moment again, without bound items, and its connections break;
     with ``is_silent`` they end with their next read only, as those of a Redis. ``cancels``: a reader is interrupted,
     and its connection closed. ``way``: each read is tried by the short way first, for one key or for many.
+    ``rings``: nodes of each ring; ``path``: the node of the key by each. ``files``: topology, rings and definition of
+    each file, the present ring first; by another definition than 1 no key is sent. ``posts``: node and first file
+    of each invalidator, which goes on with the next file when it has crashed. ``reads_by``: file of each reader.
+    ``past``: actions before anything is explored, in the place of the usual start, see `Explorer._relive`.
     ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
     another primary, whose log it reads from the start on.
     """
@@ -161,6 +167,12 @@ class SmallWorld:
     way: Literal["", "one", "many"] = ""
     accepts: float | None = None
     strays: int = 0
+    rings: tuple[tuple[str, ...], ...] = ((NODE,),)
+    path: tuple[str, ...] = (NODE,)
+    files: tuple[tuple[int, tuple[int, ...], int], ...] = ((1, (0,), 1),)
+    posts: tuple[tuple[str, int], ...] = ()
+    reads_by: tuple[int, ...] = ()
+    past: tuple[tuple[str, int], ...] = ()
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
     states_max: int = 2_000_000
@@ -175,6 +187,17 @@ class SmallWorld:
             node_refresh_seconds=REFRESH_SECONDS,
         ).heartbeat_age_max_seconds
 
+
+GROWING: Final = (("n0",), ("n0", "n1")), ("n0", "n1")
+"""Rings, of which the second places the key on another node, and its nodes."""
+SHRINKING: Final = (("n0", "n1"), ("n0",)), ("n1", "n0")
+THERE_AND_BACK: Final = (1, (0,), 1), (2, (1, 0), 1), (3, (1,), 1), (4, (0, 1), 1), (5, (0,), 1)
+"""Topology and rings of each file, while the second ring takes the place of the first, and the first comes back."""
+ANOTHER_AND_BACK: Final = (1, (0,), 1), (2, (0,), 2), (3, (0,), 1)
+"""The same of a definition of the object."""
+OPENED: Final = ("run", 0), ("look", 0), ("beat", 0), ("run", 0), ("look", 0), ("apply", 0)
+FILLED_BY_THE_FIRST: Final = (*OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("beat", 0), ("run", 0))
+"""The entry is there by the first ring, and both rings are served."""
 
 WORLDS: Final = (
     SmallWorld("entry and stripe are evicted", beats=0, commits=3, evictions=1, stripe_evictions=1),
@@ -267,6 +290,50 @@ WORLDS: Final = (
         readers=0, invalidators=2, beats=0, polls=1, looks=2, is_missing=True, strays=1,
     ),
     SmallWorld("calls accept little staleness", is_filled=True, beats=0, reads=2, polls=1, ticks=(2.0,), accepts=1.5),
+    SmallWorld(
+        "a second ring is served",
+        rings=GROWING[0], path=GROWING[1], files=THERE_AND_BACK, posts=((NODE, 0),), past=FILLED_BY_THE_FIRST,
+        reads_by=(0,), reads=3, beats=0, polls=1,
+    ),
+    SmallWorld(
+        "a ring leaves",
+        rings=GROWING[0], path=GROWING[1], files=THERE_AND_BACK, posts=((NODE, 0),),
+        past=(*FILLED_BY_THE_FIRST, ("exchange", 0)), reads_by=(0,), reads=2, beats=0, polls=1,
+        ticks=(MOMENT_SECONDS,),
+    ),
+    SmallWorld(
+        "a key comes back to its first node",
+        rings=GROWING[0], path=GROWING[1], files=THERE_AND_BACK, posts=((NODE, 0),),
+        past=(*FILLED_BY_THE_FIRST, ("exchange", 0), ("run", 0), ("commit", 0), ("run", 0)),
+        readers=2, reads_by=(0, 3), polls=1, crashes=1,
+    ),
+    SmallWorld(
+        "a definition leaves",
+        files=ANOTHER_AND_BACK, past=(*OPENED, ("read", 0), ("exchange", 0)),
+        reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
+    ),
+    SmallWorld(
+        "a definition comes back",
+        files=ANOTHER_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), polls=1, crashes=1,
+    ),
+    SmallWorld(
+        "an invalidator of the previous file goes on",
+        rings=SHRINKING[0], path=SHRINKING[1], files=((1, (0,), 1), (1, (1, 0), 1)), posts=((NODE, 0), (NODE, 0)),
+        past=(
+            ("run", 0), ("run", 1), ("look", 0), ("beat", 0), ("run", 0), ("run", 1), ("look", 0), ("apply", 0),
+            ("exchange", 1), ("run", 1), ("beat", 0), ("run", 1),
+        ),
+        invalidators=2, reads_by=(1,), reads=2, beats=0, polls=1,
+    ),
+    SmallWorld(
+        "an entry moves to another node",
+        rings=GROWING[0], path=GROWING[1], files=THERE_AND_BACK, posts=((NODE, 0), ("n1", 1)),
+        past=(
+            *OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("run", 1), ("look", 1), ("beat", 0), ("run", 0),
+            ("run", 1), ("look", 1), ("beat", 0), ("run", 0), ("run", 1),
+        ),
+        invalidators=2, readers=2, reads_by=(0, 1), beats=0, polls=1,
+    ),
 )  # fmt: skip
 
 
@@ -278,13 +345,15 @@ what became of it."""
 class ActorState(NamedTuple):
     """``history``: identifies all answers so far. ``replies``: the replies of the current flow. ``connection``: the
     node's incarnation it is connected to, -1 for none. ``seen``: the entry that its last get returned, the changes
-    acknowledged then, and the time. ``generation``: how often the process was restarted."""
+    acknowledged then, and the time; ``elsewhere``: the same of a previous node. ``generation``: how often the process
+    was restarted."""
 
     history: int
     replies: tuple[Any, ...]
     connection: int
     generation: int
     seen: tuple[bytes, frozenset[tuple[bytes, int]], float] | None
+    elsewhere: tuple[bytes, frozenset[tuple[bytes, int]], float] | None = None
 
 
 class LastChange:
@@ -380,6 +449,13 @@ class _Histories:
 
     def step(self, history: int) -> Any:
         return self._steps[history]
+
+    def answered_at(self, history: int) -> float:
+        return self._entries[history][1]
+
+    def forget_programs(self) -> None:
+        """From here on each is made again, and fed with its answers."""
+        self._alive.clear()
 
     def passed(self, history: int) -> Streamed | None:
         return self._passed[history]
@@ -495,28 +571,40 @@ class Explorer:
         self.forked_at = 0
         """The length of the log when another primary's began; 0: not yet."""
         self.store = _Store(NODE, clock=lambda: self.now - self.behind)
-        self.placement = Placement((NODE,), "sim")
+        self.placements = [Placement(nodes, "sim") for nodes in world.rings]
+        self.nodes = sorted({node for nodes in world.rings for node in nodes})
         column = KeyColumn("id", ColumnKind.INTEGER)
         builder = KeyBuilder("sim", "row", (column,))
         policy = ObjectPolicy("row", 1, ("t",), (LINEAGE,), 3600)
         config = ObjectConfig(name="row", keyspace="sim", table="t")
         self.definition = ObjectDefinition(config, policy, builder, {"t": (column,)})
         self.lookups = []
-        for each in range(world.keys):
+        self.keys: list[int] = []
+        for each in range(1000):
             key = builder.build((each,))
-            self.lookups.append(Lookup(policy, NODE, key.item, self.definition.identity(key), (each,)))
-        self.items = frozenset(lookup.item for lookup in self.lookups)
+            if tuple(placement.node_for(key.item) for placement in self.placements) == world.path:
+                self.keys.append(each)
+                self.lookups.append(Lookup(policy, NODE, key.item, self.definition.identity(key), (each,)))
+            if len(self.keys) == world.keys:
+                break
+        # One store has the keys of all nodes, those of the first as they are, and others behind the node's name.
         self.stripes = {
-            lookup.item: stripe_key("sim", LINEAGE, stripe_number(lookup.item, world.stripes))
+            _at(node, lookup.item): _at(
+                node, stripe_key("sim", LINEAGE, stripe_number(lookup.item, world.stripes))
+            )
             for lookup in self.lookups
+            for node in self.nodes
         }
+        self.items = frozenset(self.stripes)
+        self.records = frozenset(_at(node, record_key("sim", LINEAGE)) for node in self.nodes)
         self.wanted = wanted_key("sim", LINEAGE)
-        self.policy = NodePolicy(
-            "sim", LINEAGE, self.placement.ring_version, {"row": 1}, world.stripes, world.lease_seconds,
-            world.heartbeat_age_max_seconds, REFRESH_SECONDS,
-        )  # fmt: skip
+        self.policies = [self._policy_of(*each) for each in world.files]
+        self.node_of: dict[bytes, str] = {}
+        """The node of each life."""
+        self.polls_used: dict[tuple[int, int], int] = {}
+        self.is_past = False
         # One for each actor and each time that it can be started: invalidators, their restorers, readers.
-        starts = range(world.crashes + 1)
+        starts = range(world.crashes + sum(what == "exchange" for what, _ in world.past) + 1)
         self._histories: list[list[_Histories]] = [
             [_Histories(self, self._invalidator(number, each)) for each in starts]
             for number in range(world.invalidators)
@@ -529,17 +617,36 @@ class Explorer:
         self._store_numbers: dict[Any, int] = {}
         self._store_states: list[Any] = []
         self._peeked: dict[tuple[int, float, bytes], Item | None] = {}
-        self._protections: dict[tuple[int, float], list[tuple[bytes, tuple[Position, ...]]]] = {}
+        self._protections: dict[tuple[int, float], list[tuple[NodeRecord, tuple[Position, ...]]]] = {}
 
     # -- programs -----------------------------------------------------------------------------------------
 
+    def _policy_of(self, topology: int, rings: Sequence[int], definition: int) -> NodePolicy:
+        placements = [self.placements[ring] for ring in rings]
+        return NodePolicy(
+            "sim", LINEAGE, placements[0].ring_version, {"row": definition}, self.world.stripes,
+            self.world.lease_seconds, self.world.heartbeat_age_max_seconds, REFRESH_SECONDS, topology=topology,
+            placements={each.ring_version: each for each in placements} if len(self.placements) > 1 else {},
+        )  # fmt: skip
+
+    def _post_of(self, number: int, start: int) -> tuple[str, int]:
+        """Node and file of an invalidator."""
+        node, first = self.world.posts[number] if self.world.posts else (NODE, 0)
+        return node, min(first + start, len(self.world.files) - 1)
+
     def _invalidator(self, number: int, start: int) -> Callable[[], Program]:
+        node, of_file = self._post_of(number, start)
+        _, rings, definition = self.world.files[of_file]
+
         def program() -> Program:
             counter = iter(range(1, 1000))
-            polls = iter(range(self.world.polls + 2 - self.world.is_missing))
+            used = self.polls_used.get((number, start), 0) or 1 + (not self.world.past)
+            polls = iter(range(used + self.world.polls - self.world.is_missing))
 
             def is_stopping() -> bool:
-                if next(polls, None) is None:
+                if self.is_past:
+                    self.polls_used[number, start] = self.polls_used.get((number, start), 0) + 1
+                elif next(polls, None) is None:
                     raise FreshnessError(
                         "this world ends here"
                     )  # without the farewell, which only adds states
@@ -547,8 +654,8 @@ class Explorer:
 
             invalidator = ShardInvalidator(
                 members=create_members(
-                    (NODE,),
-                    self.policy,
+                    (node,),
+                    self.policies[of_file],
                     lambda: self.actor_now,
                     lambda: bytes((number, start, 0, 0, 0, 0, 0, next(counter))),
                     NOTHING,
@@ -559,8 +666,9 @@ class Explorer:
                 find_primary=lambda sequence: "another" if sequence > STRAY else "",
                 find_rows=self._find_rows if self.world.fills_from_log else no_rows,
                 streamed=NOTHING,
-                placement=self.placement,
-                finder=KeyFinder({"row": self.definition}),
+                placement=self.placements[rings[0]],
+                previous=tuple(self.placements[ring] for ring in rings[1:]),
+                finder=KeyFinder({"row": self.definition} if definition == 1 else {}),
             )
             loop = run_loop(
                 invalidator,
@@ -581,6 +689,8 @@ class Explorer:
 
         def run(restorer: Restorer) -> Generator[Any, Any, None]:
             first = 0 if self.world.is_missing else 2
+            if self.world.past:
+                first = sum(each == ("look", number) for each in self.world.past)
             for _ in range(first + self.world.looks * (number < self.world.restorers)):
                 with contextlib.suppress(FreshnessError):
                     yield from restorer.look()
@@ -588,8 +698,9 @@ class Explorer:
 
         def program() -> Program:
             counter = iter(range(1, 1000))
+            node, of_file = self._post_of(number, start)
             restorer = Restorer(
-                NODE, self.policy,
+                node, self.policies[of_file],
                 clock=lambda: self.actor_now,
                 nonce=lambda: bytes((number, start, 1, 0, 0, 0, 0, next(counter))),
             )  # fmt: skip
@@ -601,17 +712,18 @@ class Explorer:
         return _twin(version) if self.world.in_parts else repr(version).encode()
 
     def _reader(self, number: int) -> Callable[[], Program]:
-        lookup = self.lookups[number % len(self.lookups)]
+        lookup, rings = self._lookup_of(number)
 
         def run() -> Generator[Any, Any, None]:
             context = ReadContext(
-                "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
+                "sim", rings[0], (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
                 self._encode, REFRESH_SECONDS, 4, 0.05, "bypass",
                 Sightings(
                     lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds,
                     SKEW_SECONDS,
                 ),
                 part_bytes=TWIN_PART_BYTES if self.world.in_parts else PART_BYTES,
+                previous_ring=rings[-1],
             )  # fmt: skip
             demand = Demand(self.world.accepts)
             for _ in range(self.world.reads):
@@ -623,18 +735,32 @@ class Explorer:
                         (read,) = yield from read_through(context, [lookup], replace(demand, at_least=asked))
                 except Cancelled:
                     continue
-                view = context.views.get(NODE)
+                view = context.views.get(lookup.node)
                 yield ("read", read, None if view is None else view.records[LINEAGE], own)
 
         return lambda: (run(), None)
+
+    def _lookup_of(self, number: int) -> tuple[Lookup, Sequence[int]]:
+        """The lookup of a reader, and the versions of its rings."""
+        lookup = self.lookups[number % len(self.lookups)]
+        of_file = self.world.reads_by[number] if self.world.reads_by else 0
+        present, *previous = [self.placements[ring] for ring in self.world.files[of_file][1]]
+        node, policy, previous_node = present.node_for(lookup.item), lookup.policy, ""
+        for each in previous:
+            if each.node_for(lookup.item) == node:
+                policy = replace(policy, previous_rings=(each.ring_version,))
+            else:
+                previous_node = each.node_for(lookup.item)
+        found = replace(lookup, node=node, policy=policy, previous_node=previous_node)
+        return found, [each.ring_version for each in (present, *previous)]
 
     def _find_short(self, context: ReadContext, lookup: Lookup) -> Procedure[Sequence[Read | None]]:
         """By the short way of the world, whose request is a step for one key, too."""
         if self.world.way == "many":
             return (yield from find_hits(context, [lookup]))
-        if self.world.way == "" or NODE not in context.views:
+        if self.world.way == "" or lookup.node not in context.views:
             return [None]
-        (answer,) = yield Flows((Flow(NODE, (Get(lookup.item),)),))
+        (answer,) = yield Flows((Flow(lookup.node, (Get(lookup.item),)),))
 
         def get(_: bytes) -> bytes | None:
             if isinstance(answer, FreshnessError):
@@ -658,6 +784,8 @@ class Explorer:
             nothing,
         )  # fmt: skip
         state = self._committed(state)._replace(applied=1)
+        if world.past:
+            return self._relive(state)
         for place in range(world.invalidators):
             # Joined one after the other, each up to its first look at a stream that has nothing new.
             state = self._run_to_poll(state, place)
@@ -672,8 +800,54 @@ class Explorer:
             state = self._filled(state)
         return state
 
+    def _relive(self, state: State) -> State:
+        """Do what the world's past says: ``run`` an invalidator to its next look at the stream, which it takes first
+        if it is there; ``look`` by its restorer; ``exchange`` it for one with the next file; ``read``: one read of
+        a reader; ``commit``, ``beat``, ``apply``."""
+        invalidators = self.world.invalidators
+        self.is_past = True
+        for what, which in self.world.past:
+            match what:
+                case "run":
+                    if isinstance(self._step(state, which), Poll):
+                        state = self._moved(state, which)
+                    state = self._run_to_poll(state, which)
+                case "look":
+                    state = self._run_look(state, invalidators + which)
+                case "exchange":
+                    state = self._exchanged(state, which)
+                case "read":
+                    while not isinstance(self._step(state, 2 * invalidators + which), tuple):
+                        state = self._moved(state, 2 * invalidators + which)
+                    state = self._moved(state, 2 * invalidators + which)
+                case "commit" | "beat":
+                    state = self._committed(state, is_change=what == "commit")
+                case "apply":
+                    state = state._replace(applied=len(state.log))
+        self.is_past = False
+        for starts in self._histories:
+            for histories in starts:
+                histories.forget_programs()
+        return state
+
+    def _node_of(self, state: State, place: int) -> str:
+        return self._post_of(place, state.actors[place].generation)[0]
+
+    def _exchanged(self, state: State, place: int) -> State:
+        """An invalidator starts again, with its next file if it has one."""
+        generation = state.actors[place].generation + 1
+        for thread in (place, place + self.world.invalidators):
+            root = self._histories[thread][generation].root
+            state = self._with_actor(state, thread, ActorState(root, (), -1, generation, None))
+        return state
+
     def _run_to_poll(self, state: State, place: int) -> State:
-        while not isinstance(self._step(state, place), Poll) or self._record_of(state) is None:
+        while (
+            not isinstance(self._step(state, place), Poll)
+            or self._record_of(state, self._node_of(state, place)) is None
+        ):
+            if self._waits_until(state, place) > state.now:
+                state = state._replace(now=self._waits_until(state, place))
             state = self._moved(state, place)
         return state
 
@@ -727,7 +901,7 @@ class Explorer:
     def _successors(self, state: State) -> Iterator[tuple[Label, State, str]]:
         for place in range(len(state.actors)):
             step = self._step(state, place)
-            if isinstance(step, Done):
+            if isinstance(step, Done) or self._waits_until(state, place) > state.now:
                 continue
             label, following, problem = self._do(state, place, step)
             yield label, following, problem
@@ -810,17 +984,14 @@ class Explorer:
                     yield f"{key.decode()} is evicted", state._replace(store=store).without(fault), ""
         if state.has("record_evictions") and self._record_of(state) is not None:
             self._restore(state)
-            self.store.evict(record_key("sim", LINEAGE))
-            self.store.evict(resume_key("sim", LINEAGE))
+            for node in self.nodes:
+                self.store.evict(_at(node, record_key("sim", LINEAGE)))
+                self.store.evict(_at(node, resume_key("sim", LINEAGE)))
             gone = state._replace(store=self._saved()).without("record_evictions")
             yield "the record and its copy are evicted", gone, ""
         invalidators = self.world.invalidators
         for place in range(invalidators if state.has("crashes") else 0):
-            generation = state.actors[place].generation + 1
-            crashed = state
-            for thread in (place, place + invalidators):
-                root = self._histories[thread][generation].root
-                crashed = self._with_actor(crashed, thread, ActorState(root, (), -1, generation, None))
+            crashed = self._exchanged(state, place)
             yield f"{self._name(place)} crashes and starts again", crashed.without("crashes"), ""
         for each in dict.fromkeys(state.late):
             late = list(state.late)
@@ -891,6 +1062,8 @@ class Explorer:
                 invalidator = place - self.world.invalidators
                 passed = self._histories_of(state, invalidator).passed(state.actors[invalidator].history)
                 return f"{name} asks for the stream: {passed}", self._answered(state, place, passed), ""
+            case Wait():
+                return f"{name} has waited", self._answered(state, place, None), ""
             case OpenStream():
                 return f"{name} opens the stream", self._opened(state, place, step), ""
             case Poll():
@@ -915,10 +1088,20 @@ class Explorer:
         now = state.now + (len(state.log) * INSTANT if is_restorer else 0.0)
         histories = self._histories_of(state, place)
         history = histories.extended(actor.history, now, answer)
-        while isinstance(histories.step(history), Wait):
+        while isinstance(step := histories.step(history), Wait) and not self._is_timed(step):
             # Waits end at once, which only adds interleavings.
             history = histories.extended(history, now, None)
         return self._with_actor(state, place, actor._replace(history=history, replies=()))
+
+    def _is_timed(self, step: Wait) -> bool:
+        """Whether safety rests on a wait: that for readers who have a copy of a record."""
+        return len(self.world.files) > 1 and step.seconds >= REFRESH_SECONDS
+
+    def _waits_until(self, state: State, place: int) -> float:
+        step = self._step(state, place)
+        if not isinstance(step, Wait):
+            return state.now
+        return self._histories_of(state, place).answered_at(state.actors[place].history) + step.seconds
 
     @staticmethod
     def _with_actor(state: State, place: int, actor: ActorState) -> State:
@@ -928,7 +1111,8 @@ class Explorer:
 
     def _next_request(self, state: State, place: int, step: Flow | Flows) -> Request:
         flow = step if isinstance(step, Flow) else step.flows[0]
-        return flow.requests[len(state.actors[place].replies)]
+        request = flow.requests[len(state.actors[place].replies)]
+        return request if flow.node == NODE else replace(request, key=_at(flow.node, request.key))
 
     def _request(
         self, state: State, place: int, step: Flow | Flows, *, is_refused: bool = False
@@ -1042,7 +1226,7 @@ class Explorer:
     def _transaction(self, number: int, entry: Entry) -> Transaction:
         changes = tuple(
             RowChange("t", "update", {"id": each}, {"id": each})
-            for each in range(self.world.keys if entry.is_change else 0)
+            for each in (self.keys if entry.is_change else ())
         )
         # Begun just before it was committed, as the clock of a restorer has it; see `_answered`.
         sequence = round((entry.at - START) / INSTANT) + number + STRAY * entry.is_stray
@@ -1059,8 +1243,13 @@ class Explorer:
                     state, place, request.key, reply.value if isinstance(reply, Item) else None
                 )
             if request.key in self.items and isinstance(reply, Item) and place is not None:
-                actor = state.actors[place]._replace(seen=(reply.value, state.acknowledged, state.now))
-                return self._with_actor(state, place, actor), ""
+                actor, seen = state.actors[place], (reply.value, state.acknowledged, state.now)
+                number = place - 2 * self.world.invalidators
+                if number >= 0 and request.key != _at(
+                    self._lookup_of(number)[0].node, self._lookup_of(number)[0].item
+                ):
+                    return self._with_actor(state, place, actor._replace(elsewhere=seen)), ""
+                return self._with_actor(state, place, actor._replace(seen=seen)), ""
         elif isinstance(request, Append):
             if place is not None and request.key in self.stripes.values():
                 # From this moment the stripe has the event, or was absent
@@ -1072,12 +1261,12 @@ class Explorer:
                 gone = {(request.key, n) for who, key, n in state.attempted if (who, key) == (place, stripe)}
                 return state._replace(removed=state.removed | gone), ""
         elif isinstance(reply, Stored):
-            if request.key == record_key("sim", LINEAGE):
+            if request.key in self.records:
                 return self._published(state, place, _decode_record(request.value))
             if request.key in self.items and request.value != STUB:
                 if place is not None:
                     state = self._settled(state, place, request.key, request.value)
-                return state, self._find_poison(state, request.value)
+                return state, self._find_poison(state, request.key, request.value)
         return state, ""
 
     def _settled(self, state: State, place: int, item: bytes, data: bytes | None) -> State:
@@ -1096,19 +1285,42 @@ class Explorer:
 
     def _published(self, state: State, place: int | None, record: NodeRecord) -> tuple[State, str]:
         new = set()
+        self.node_of[record.life] = record.node
         for number, entry in enumerate(state.log, 1):
             if not record.progress.contains(_single(number)) or (record.life, number) in state.acknowledged:
                 continue
             new.add((record.life, number))
             if not entry.is_change or record.floor.contains(_single(number)):
                 continue
-            if not all((item, number) in state.removed for item in self.items):
+            if not all((item, number) in state.removed for item in self._exposed(record, number)):
                 return state, f"I4: progress names commit {number}, which was not carried out"
         kept = frozenset(each for each in state.attempted if each[0] != place)
         return state._replace(acknowledged=state.acknowledged | new, attempted=kept), ""
 
-    def _find_poison(self, state: State, data: bytes) -> str:
+    def _exposed(self, record: NodeRecord, number: int) -> list[bytes]:
+        """The items that the record's rings place on its node, from before that commit on."""
+        return [
+            _at(record.node, lookup.item)
+            for lookup in self.lookups
+            for placement in self.placements
+            if placement.node_for(lookup.item) == record.node
+            and _follows(record, placement.ring_version, _prefix(number - 1))
+        ]
+
+    def _find_poison(self, state: State, key: bytes, data: bytes) -> str:
+        """An entry that lacks what is acknowledged, and would be a hit by some ring."""
         life, version = _decode_entry(data)
+        record = self._record_of(state, next(node for node in self.nodes if key in self._items_of(node)))
+        position = Filled.decode(data).stamps[0].position
+        rings = [
+            placement.ring_version
+            for placement in self.placements
+            if any(_at(placement.node_for(each.item), each.item) == key for each in self.lookups)
+        ]
+        if len(self.world.files) > 1 and not any(
+            record and _follows(record, ring, position) for ring in rings
+        ):
+            return ""
         for number in range(version + 1, len(state.log) + 1):
             if state.log[number - 1].is_change and (life, number) in state.acknowledged:
                 return f"I1: version {version} was filled after commit {number} was acknowledged"
@@ -1117,9 +1329,10 @@ class Explorer:
     def _find_stale_hit(self, state: State, place: int, read: Read, record: NodeRecord | None) -> str:
         """I1 and I7, and the lemma that read-your-writes will stand on: a live entry is the row at its own position
         and the progress of the record that its reader judged it by."""
-        if read.outcome is not ReadOutcome.HIT:
+        if read.outcome not in (ReadOutcome.HIT, ReadOutcome.MOVED):
             return ""
-        seen = state.actors[place].seen
+        actor = state.actors[place]
+        seen = actor.seen if read.outcome is ReadOutcome.HIT else actor.elsewhere
         assert seen is not None
         data, acknowledged, at = seen
         life, version = _decode_entry(data)
@@ -1132,7 +1345,11 @@ class Explorer:
                 continue
             if (life, number) in acknowledged:
                 return f"I1: version {version} was hit after commit {number} was acknowledged"
-            if record is not None and record.progress.contains(_single(number)):
+            if (
+                read.outcome is ReadOutcome.HIT
+                and record is not None
+                and record.progress.contains(_single(number))
+            ):
                 return f"lemma: version {version} was hit by a record whose progress names commit {number}"
             if at - state.log[number - 1].at > bound:
                 return (
@@ -1143,44 +1360,53 @@ class Explorer:
     def _find_past(self, state: State, place: int, read: Read, own: int) -> str:
         """I9 and I10."""
         seen = state.actors[place].seen
-        if read.shows_required and seen is not None:
-            lacking = [number for _, number in seen[1] if number > read.value]
-            if any(state.log[number - 1].is_change for number in lacking):
-                return f"I10: version {read.value} was read after commits {sorted(lacking)} were acknowledged"
         version = read.value
-        if read.payload is not None:
+        if read.outcome is ReadOutcome.MOVED:
+            version = ast.literal_eval((read.payload or b"").decode())
+        elif read.payload is not None:
             assert seen is not None
             version = _decode_entry(seen[0])[1]
+        if seen is not None and (read.shows_required or read.outcome is ReadOutcome.MOVED):
+            node = self._lookup_of(place - 2 * self.world.invalidators)[0].node
+            lacking = [number for life, number in seen[1] if number > version and self.node_of[life] == node]
+            if any(state.log[number - 1].is_change for number in lacking):
+                return f"I10: version {version} was read after commits {sorted(lacking)} were acknowledged"
         return f"I9: version {version} was read after the own commit {own}" if version < own else ""
 
     def _find_unprotected(self, state: State) -> str:
         """I2: a stripe that is there in an open record's life has all that is acknowledged in it."""
-        for life, positions in self._protection(state):
+        for record, positions in self._protection(state):
             for named, number in state.acknowledged:
                 if (
-                    named == life
+                    named == record.life
                     and state.log[number - 1].is_change
+                    and self._exposed(record, number)
                     and not any(position.contains(_single(number)) for position in positions)
                 ):
                     return f"I2: commit {number} is acknowledged, and a stripe that is there lacks it"
         return ""
 
-    def _protection(self, state: State) -> list[tuple[bytes, tuple[Position, ...]]]:
-        """Of each stripe that is there: the life of the open record, its floor, and the stripe's position."""
+    def _protection(self, state: State) -> list[tuple[NodeRecord, tuple[Position, ...]]]:
+        """Of each stripe that is there: the open record, its floor, and the stripe's position."""
         where = (state.store, state.now - state.behind)
         if where not in self._protections:
             found = self._protections[where] = []
-            record = self._record_of(state)
-            for key in set(self.stripes.values()) if record is not None and record.is_open else ():
-                assert record is not None
-                held = self._peek(state, key)
-                stripe = None if held is None else find_stripe(held.value, record.life)
-                if stripe is not None:
-                    found.append((record.life, (record.floor, stripe.position)))
+            for node in self.nodes:
+                record = self._record_of(state, node)
+                if record is None or not record.is_open:
+                    continue
+                for key in {self.stripes[item] for item in self._items_of(node)}:
+                    held = self._peek(state, key)
+                    stripe = None if held is None else find_stripe(held.value, record.life)
+                    if stripe is not None:
+                        found.append((record, (record.floor, stripe.position)))
         return self._protections[where]
 
-    def _record_of(self, state: State) -> NodeRecord | None:
-        item = self._peek(state, record_key("sim", LINEAGE))
+    def _items_of(self, node: str) -> list[bytes]:
+        return [_at(node, lookup.item) for lookup in self.lookups]
+
+    def _record_of(self, state: State, node: str = NODE) -> NodeRecord | None:
+        item = self._peek(state, _at(node, record_key("sim", LINEAGE)))
         return None if item is None else _decode_record(item.value)
 
     def _peek(self, state: State, key: bytes) -> Item | None:
@@ -1206,6 +1432,11 @@ class Explorer:
         if number == len(self._store_states):
             self._store_states.append(held)
         return number
+
+
+def _at(node: str, key: bytes) -> bytes:
+    """The key as the common store of all nodes has it."""
+    return key if node == NODE else node.encode() + b"|" + key
 
 
 def _twin(version: int) -> bytes:
@@ -1249,6 +1480,15 @@ def _single(number: int) -> MysqlGtidSet:
 
 def _prefix(number: int) -> Position:
     return _PREFIXES[number]
+
+
+def _follows(record: NodeRecord, ring: int, position: Position) -> bool:
+    """Whether the record says that its node is sent every event behind the position, by that ring and by the first
+    definition."""
+    start, coverage = record.find_start([ring]), record.find_coverage("row", 1)
+    if start is None or coverage is None:
+        return False
+    return position.union(record.floor).contains(start.union(coverage.start))
 
 
 _SINGLES: Final = [NOTHING, *(MysqlGtidSet.of(SID, number) for number in range(1, 50))]

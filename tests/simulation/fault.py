@@ -22,6 +22,9 @@ STALL_SHARE: Final = 0.05
 UNSTREAMED_SHARE: Final = 0.5
 """How often a failover takes back just what no stream has delivered yet."""
 
+RAISED_SHARE: Final = 0.8
+"""How often other nodes come with a higher number of the topology."""
+
 PUBLISH_STALL_SHARE: Final = 0.4
 """The same between stripes and their progress, which is seldom."""
 
@@ -194,9 +197,18 @@ def _strike_redeploy(world: World) -> None:
 
 
 def _strike_reshape(world: World) -> None:
-    """Another set of nodes (F69); readers learn of it one by one."""
-    world.ring = (world.ring + 1) % len(world.placements)
-    world.note(f"deployed with nodes {', '.join(world.placements[world.ring].nodes)}")
+    """Another set of nodes (F69), most often with the previous one beside it, or the previous one is left out again;
+    readers learn of it one by one, and the operator may forget to raise the number of the topology."""
+    present = world.rings[0]
+    other = world.random.choice(
+        [ring for ring in range(len(world.placements)) if ring != present] or [present]
+    )
+    beside = other, present
+    choices = [(present,), beside] if len(world.rings) > 1 else [beside, beside, beside, (other,)]
+    world.rings = world.random.choice(choices)
+    world.topology += world.random.random() < RAISED_SHARE
+    named = (", ".join(placement.nodes) for placement in world.placed(world.rings))
+    world.note(f"deployed with nodes {' beside '.join(named)}, topology {world.topology}")
     _restart_some(world)
 
 

@@ -57,7 +57,7 @@ def check_liveness(world: World) -> float:
     fault.calm(world)
     began = world.now
     name = "prober"
-    known = Deployment(world.reader_context(name), world.ring)
+    known = Deployment(world.reader_context(name), world.rings)
     world.switch(known)
     waiting = {
         (lookup.policy.name, world.rows[lookup.item]): "never read"
@@ -93,5 +93,5 @@ def check_liveness(world: World) -> float:
 def _present(world: World, known: Deployment, object_name: str, key: int) -> Lookup:
     """With the shards that serve now."""
     return world.lookup(
-        object_name, key, known.ring, has_moved=world.reshard is not None and world.reshard.has_moved
+        object_name, key, known.rings, has_moved=world.reshard is not None and world.reshard.has_moved
     )

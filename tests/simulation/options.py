@@ -70,6 +70,9 @@ WRITES_SHARE: Final = 0.15
 PARTS_SHARE: Final = 0.12
 """How many worlds, of those without a reshard, have values of several items."""
 
+RINGS_SHARE: Final = 0.06
+"""How many worlds, of those without a reshard, have nodes that come and go all the time."""
+
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 KEY_KINDS_SHARE: Final = 0.12
 """How many worlds, of those without a reshard, have keys with several spellings."""
@@ -80,7 +83,7 @@ PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts",
     "raised", "placement",
 )  # fmt: skip
-"""Besides "reshard", see `RESHARD_SHARE`."""
+"""Besides "reshard" and "rings", see `RESHARD_SHARE` and `_with_rings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,9 @@ class Options:
         chance = Random(f"writes {seed}")
         if chance.random() < WRITES_SHARE:
             shaped = replace(shaped, writes_share=chance.choice((0.1, 0.5)))
+        chance = Random(f"rings {seed}")
+        if chance.random() < RINGS_SHARE:
+            shaped = _with_rings(shaped, chance)
         chance = Random(f"parts {seed}")
         if chance.random() < PARTS_SHARE:
             shaped = replace(shaped, part_bytes=chance.choice((1, 2, 3)))
@@ -260,6 +266,40 @@ def _reshard(base: Options, random: Random) -> Options:
         think_seconds=random.choice((0.1, 0.5)),
         fault_share=random.choice((0.0, 0.003, 0.01)),
         faults=frozenset(fault for fault in RESHARD_FAULTS if random.random() < 0.3),
+    )
+
+
+def _with_rings(base: Options, random: Random) -> Options:
+    """The same world with other nodes every few seconds, back and forth, and little else."""
+    others = (
+        "pause",
+        "stall",
+        "crash",
+        "evict",
+        "evict_stripe",
+        "restart",
+        "delay_request",
+        "lose_reply",
+        "jump",
+        "cut",
+    )
+    return replace(
+        base,
+        profile="rings",
+        steps=3000,
+        nodes=random.choice((2, 2, 3)),
+        keys=3,
+        shards=random.choice((1, 1, 1, 2)),
+        stripes=random.choice((1, 2)),
+        readers=2,
+        has_extra_object=False,
+        behind_seconds=0.0,
+        lag_seconds=random.choice((0.0, 0.0, 1.0, 5.0)),
+        quiet_seconds=random.choice((0.5, 3.0)),
+        think_seconds=random.choice((0.1, 0.5)),
+        stall_at=random.choice(("publish", "record", "fill", "guard", "resume")),
+        faults=frozenset({"reshape", *random.sample(others, random.choice((0, 1, 2)))}),
+        fault_share=random.choice((0.001, 0.003)),
     )
 
 

@@ -192,6 +192,8 @@ class RecordedWorld(World):
     ) -> Generator[Any, Any, list[Read]]:
         reads = yield from super().read(name, known, lookups, own)
         for lookup, read in zip(lookups, reads, strict=bool(reads)):
+            if read.outcome is ReadOutcome.MOVED:
+                continue  # recorded as a fill
             if read.is_hit:
                 version, data, began, ended = self._seen[name, lookup.item]
                 entry = Filled.decode(data)

@@ -20,13 +20,11 @@ def named(name: str) -> SmallWorld:
 
 PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back")
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
-SMALL = tuple(
-    world
-    for world in WORLDS
-    if world.name.startswith(
-        ("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier")
-    )
+SMALL_NAMES = (
+    *("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier"),
+    *("a second", "a key", "a definition", "an invalidator of"),
 )
+SMALL = tuple(world for world in WORLDS if world.name.startswith(SMALL_NAMES))
 
 
 @pytest.mark.parametrize("world", SMALL, ids=lambda world: world.name)
@@ -83,6 +81,15 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("a view outlives its connection", named("an earlier memory comes under living connections")),
         ("a view outlives an interruption", named("an earlier memory comes back, and a reader is cancelled")),
         ("a bound of one call is ignored", named("calls accept little staleness")),
+        ("start of a ring ignored by hits", named("a key comes back to its first node")),
+        ("start of a ring not required of a miss", named("a key comes back to its first node")),
+        ("a previous ring is not sent", named("a second ring is served")),
+        ("a ring leaves at once", named("a ring leaves")),
+        ("a ring leaves at once", named("a definition leaves")),
+        ("start of an object ignored by hits", named("a definition comes back")),
+        ("published before the record is covered", named("a definition leaves")),
+        ("a ring that is not known is published", named("an invalidator of the previous file goes on")),
+        ("an entry moves at another progress", named("an entry moves to another node")),
         pytest.param(
             "put back with another primary's heartbeat",
             named("two primaries take writes"),

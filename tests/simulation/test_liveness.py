@@ -91,8 +91,8 @@ def test_a_restorer_looks_at_the_nodes_of_its_process() -> None:
     world = World(Options(seed=0, nodes=2, faults=frozenset({"reshape"})))
     name = world.invalidator_names[0]
     world.actor_by_name[name].run_step()
-    world.ring = 1
-    assert len(world.placements[world.ring].nodes) == 1
+    world.rings = (1,)
+    assert len(world.placements[1].nodes) == 1
     restorer = world.actor_by_name[f"{name} restorer"]
     restorer.run_step()
     asked = []

@@ -66,7 +66,7 @@ def test_worlds_end_with_everything_cacheable(tally: Tally) -> None:
 
 def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
     """A world in which nothing happens violates nothing."""
-    assert set(tally.profiles) == {*PROFILES, "reshard"}
+    assert set(tally.profiles) == {*PROFILES, "reshard", "rings"}
     seldom = {"KEY", "TOO_LARGE", "FOREIGN", "IDENTITY", "STALE", "DEAD", "EPOCH"}
     wanted = {
         "HIT",

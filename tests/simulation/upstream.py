@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Actions: TypeAlias = list[Callable[[], Any]]
-Configuration: TypeAlias = tuple[int, bool, int, int]
-"""The ring, whether the third object is known, the number of stripes, and the number of the topology."""
+Configuration: TypeAlias = tuple[tuple[int, ...], bool, int, int]
+"""The rings, the present one first, whether the third object is known, the number of stripes, and that of the
+topology."""
 
 REORDERING: Final = {"replica_preserve_commit_order": "OFF", "replica_parallel_workers": "4"}
 """The settings of a replica that commits out of order, for the production code to refuse."""
@@ -73,7 +74,7 @@ class Process:
     written: list[Beaten]
     commits: list[Commit]
     behind_seconds: float = 0.0
-    configuration: Configuration = (0, True, 0, 1)
+    configuration: Configuration = (0,), True, 0, 1
     cursor: int = 0
     is_open: bool = False
     is_reordered: bool = False

@@ -77,10 +77,10 @@ def _placement(nodes: tuple[str, ...]) -> Placement:
 
 @dataclass(slots=True)
 class Deployment:
-    """Which ring and, in a reshard, which shards a reader knows."""
+    """Which rings, the present one first, and, in a reshard, which shards a reader knows."""
 
     context: ReadContext
-    ring: int = 0
+    rings: tuple[int, ...] = (0,)
     has_moved: bool = False
 
 
@@ -114,8 +114,8 @@ class NodeClock:
 class World:
     """See the module. `run` takes ``options.steps`` steps; violations raise `checker.Violation`.
 
-    ``rows``: the row that an item is about. ``knows_extra``, ``ring``: the configuration of invalidators that start
-    now. ``bug``: a planted bug of the world's own, see `tests.simulation.bugs`.
+    ``rows``: the row that an item is about. ``knows_extra``, ``rings``, ``topology``: the configuration of
+    invalidators that start now. ``bug``: a planted bug of the world's own, see `tests.simulation.bugs`.
     """
 
     options: Options
@@ -134,7 +134,8 @@ class World:
     processes: dict[str, Process] = field(default_factory=dict)
     definitions: dict[str, ObjectDefinition] = field(init=False)
     placements: tuple[Placement, ...] = field(init=False)
-    ring: int = 0
+    rings: tuple[int, ...] = (0,)
+    topology: int = 1
     knows_extra: bool = True
     reshard: Reshard | None = None
     checker: Checker = field(init=False)
@@ -174,7 +175,9 @@ class World:
             shard.find_row = self.kind.number
         names = tuple(f"n{number}" for number in range(options.nodes))
         self.network = Network(self, {name: self._new_store(name) for name in names})
-        rings = [names, *([names[:-1]] if len(names) > 1 and "reshape" in options.faults else [])]
+        rings = [names]
+        if len(names) > 1 and "reshape" in options.faults:
+            rings += [names[:-1], names[1:]]
         self.placements = tuple(_placement(nodes) for nodes in rings)
         if options.reshard:
             self.reshard = Reshard(self, is_split=options.reshard == "split")
@@ -207,8 +210,8 @@ class World:
     @property
     def configuration(self) -> Configuration:
         """What an invalidator is configured with that starts now, unless it is left behind by a reshard."""
-        topology = 1 if self.reshard is None else self.reshard.topology
-        return self.ring, self.knows_extra, self.stripes, topology
+        topology = self.topology if self.reshard is None else self.reshard.topology
+        return self.rings, self.knows_extra, self.stripes, topology
 
     def _new_store(self, name: str) -> MemoryStore:
         clock = self.clocks[name] = NodeClock(self, self._clock(f"node {name}"))
@@ -290,7 +293,7 @@ class World:
         return NodePolicy(
             namespace=NAMESPACE,
             lineage=lineage,
-            ring=self.placements[self.ring].ring_version,
+            ring=self.placements[process.configuration[0][0]].ring_version,
             objects={name: d.policy.fingerprint for name, d in self.objects_on(lineage).items()},
             stripes=self.stripes,
             lease_seconds=options.lease_seconds,
@@ -298,8 +301,12 @@ class World:
             node_refresh_seconds=options.node_refresh_seconds,
             is_serving=reshard is None
             or reshard.is_serving(self.shard_of(lineage), has_previous_file=has_previous_file),
-            topology=1 if reshard is None or has_previous_file else reshard.topology,
+            topology=process.configuration[3],
+            placements={each.ring_version: each for each in self.placed(process.configuration[0])},
         )
+
+    def placed(self, rings: Sequence[int]) -> tuple[Placement, ...]:
+        return tuple(self.placements[ring] for ring in rings)
 
     def shard_of(self, lineage: str) -> Shard:
         return next(shard for shard in self.shards if shard.lineage == lineage)
@@ -332,16 +339,17 @@ class World:
         self._add(Actor(f"{name} heartbeat", self, self._beat))
         self._add(Actor(f"{name} restorer", self, partial(self._restore, name)))
 
-    def _create_members(
-        self, nodes: Sequence[str], shard: Shard, process: Process
-    ) -> Mapping[str, Membership]:
+    def _create_members(self, shard: Shard, process: Process) -> Mapping[str, Membership]:
+        placements = self.placed(process.configuration[0])
+        nodes = dict.fromkeys(node for placement in placements for node in placement.nodes)
         policy, nonce = self.node_policy(shard.lineage, process), self._nonce(process.instance)
         return create_members(nodes, policy, process.clock, nonce, shard.nothing)
 
     def _invalidate(self, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
-        process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
+        process = self._start_process(name, shard, behind_seconds)
+        placement, *previous = self.placed(process.configuration[0])
         invalidator = ShardInvalidator(
-            members=self._create_members(placement.nodes, shard, process),
+            members=self._create_members(shard, process),
             instance=process.instance,
             clock=process.clock,
             find_heartbeat=process.pulse.find_begun,
@@ -349,6 +357,7 @@ class World:
             find_rows=self._find_rows if self.options.fills_from_log else no_rows,
             streamed=shard.nothing,
             placement=placement,
+            previous=tuple(previous),
             finder=KeyFinder(self.objects_on(shard.lineage)),
         )
         process.applier = invalidator
@@ -416,9 +425,10 @@ class World:
         return job
 
     def _run_job(self, job: Job, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
-        process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
+        process = self._start_process(name, shard, behind_seconds)
+        placement, *previous = self.placed(process.configuration[0])
         acknowledger = Acknowledger(
-            members=self._create_members(placement.nodes, shard, process),
+            members=self._create_members(shard, process),
             instance=process.instance,
             clock=process.clock,
             find_heartbeat=process.pulse.find_begun,
@@ -434,6 +444,7 @@ class World:
             placement.nodes,
             {shard.lineage: shard.flavor},
             {"sim": self.objects_on(shard.lineage)},
+            tuple(each.nodes for each in previous),
         )
         return Driver(job, plan, acknowledger, self.random.choice((2, 5, 10)), shard.nothing).run()
 
@@ -503,7 +514,7 @@ class World:
         objects = list(self.definitions)
         own = OwnCommits(self, name) if self.options.writes_share else None
         while True:
-            if known.ring != self.ring and (self.calm or self.random.random() < 0.1):
+            if known.rings != self.rings and (self.calm or self.random.random() < 0.1):
                 self.switch(known)
             if self.reshard is not None and not known.has_moved and self._learns_of(self.reshard):
                 known.has_moved = True
@@ -515,7 +526,7 @@ class World:
                 wanted = dict.fromkeys([(self.random.choice(objects), changed), *wanted])
             lookups = [
                 self.lookup(
-                    name, key, known.ring, has_moved=known.has_moved, spelling=self.draw_spelling(key)
+                    name, key, known.rings, has_moved=known.has_moved, spelling=self.draw_spelling(key)
                 )
                 for name, key in wanted
             ]
@@ -528,9 +539,10 @@ class World:
         return reshard.has_moved if self.calm else self.random.random() < self.options.learn_share
 
     def switch(self, known: Deployment) -> None:
-        """Start a reader with the current ring: the previous process keeps its copies of records."""
-        known.ring = self.ring
-        known.context.ring = self.placements[self.ring].ring_version
+        """Start a reader with the current rings: the previous process keeps its copies of records."""
+        known.rings = self.rings
+        known.context.ring = self.placements[self.rings[0]].ring_version
+        known.context.previous_ring = self.placements[self.rings[-1]].ring_version
         known.context.views.clear()
 
     def read(
@@ -563,7 +575,7 @@ class World:
         self,
         object_name: str,
         key: int,
-        ring: int = 0,
+        rings: tuple[int, ...] = (0,),
         *,
         has_moved: bool | None = None,
         spelling: Any = None,
@@ -582,7 +594,7 @@ class World:
             self._keys[place] = cache_key.item, definition.identity(cache_key), asked, cache_key.is_exact
             self.rows[cache_key.item] = key
         item, identity, asked, is_exact = self._keys[place]
-        node = self.placements[ring].node_for(item)
+        node = self.placements[rings[0]].node_for(item)
         if self.bug == "keys move when a node is down" and self.stores[node].down:
             node = next((name for name, store in self.stores.items() if not store.down), node)
         policy = definition.policy
@@ -591,20 +603,26 @@ class World:
             if object_name == SINGLE:
                 shards = [self.reshard.owner(key, has_moved=has_moved)]
             policy = replace(policy, lineages=tuple(shard.lineage for shard in shards))
-        return Lookup(policy, node, item, identity, asked, is_exact)
+        previous_node = ""
+        for placement in self.placed(rings[1:]):
+            if placement.node_for(item) == node:
+                policy = replace(policy, previous_rings=(placement.ring_version,))
+            else:
+                previous_node = placement.node_for(item)
+        return Lookup(policy, node, item, identity, asked, is_exact, previous_node=previous_node)
 
     def lookups(self) -> Iterator[Lookup]:
         """Those of the rows' own keys."""
         for name in self.definitions:
             for key in range(self.options.keys):
-                yield self.lookup(name, key, self.ring)
+                yield self.lookup(name, key, self.rings)
 
     def spelled_lookups(self) -> Iterator[Lookup]:
         """Those of all spellings. Some have other items than the rows' own."""
         for name in self.definitions:
             for key in range(self.options.keys):
                 for spelling in self.kind.spellings[key]:
-                    yield self.lookup(name, key, self.ring, spelling=spelling)
+                    yield self.lookup(name, key, self.rings, spelling=spelling)
 
     # -- databases ----------------------------------------------------------------------------------------
 

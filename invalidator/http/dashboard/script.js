@@ -245,6 +245,9 @@ function showOverview(overview) {
   put(find("version"), `freshness ${overview.version}, topology ${overview.topology}`);
   showProblems(overview.problems);
   showReshards(overview.reshards);
+  const previous = overview.previous_nodes;
+  find("previous-nodes").hidden = previous.length === 0;
+  put(find("previous-nodes"), `Nodes are added or removed: keys are sent to the previous nodes, too: ${previous.join(", ")}.`);
   showEach(find("shards"), overview.shards, (each) => each.lineage, createShard, showShard);
   const serving = new Set(overview.shards.filter((each) => each.serving).map((each) => each.lineage));
   showEach(

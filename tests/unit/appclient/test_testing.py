@@ -68,6 +68,22 @@ def test_the_real_cache_is_under_test(system: FakeSystem) -> None:
     assert system.find_stale() == []
 
 
+def test_nodes_come_and_go(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(
+        re.sub(r"^nodes = .*$", 'nodes = ["new:1"]\nprevious_nodes = ["old:1"]', configuration(), flags=re.M)
+    )
+    system = FakeSystem(path, SCHEMA)
+    try:
+        assert [*system.stores] == ["new:1", "old:1"]
+        assert read(system) == ("Ada", ReadOutcome.FILLED)
+        system.execute("UPDATE customers SET name = %(name)s", {"name": "Eve"})
+        assert read(system) == ("Eve", ReadOutcome.FILLED)
+        assert system.find_stale() == []
+    finally:
+        system.close()
+
+
 def test_a_replica_that_lags_fills_nothing(system: FakeSystem) -> None:
     read(system)
     system.stop_replication()

@@ -58,7 +58,7 @@ class World:
             floor=at(floor),
             table_floors={name: at(end) for name, end in tables.items()},
         )
-        self.columns.note(NodeView(node, ("a",), [Item(record.encode(), 1, 6)], self.now))
+        self.columns.note(NodeView(node, ("a",), [Item(record.encode(), 1, 6)], self.now, 1))
 
     def find(self) -> dict[str, str]:
         return dict(self.columns.find("a", "stamps"))

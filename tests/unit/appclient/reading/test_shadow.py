@@ -53,7 +53,6 @@ class Bench:
             load=self._load,
             find_heads=lambda _: {LINEAGE: token(self.head)},
             look=self._look,
-            ring=RING,
             sleep=self._sleep,
             draw=lambda: self.drawn,
             tell=lambda lookup, result: self.results.append(result),
@@ -72,7 +71,7 @@ class Bench:
         record, item = self.world.node.perform(
             [Get(record_key("shop", LINEAGE), is_bound=True), Get(lookup.item)]
         )
-        return NodeView(NODE, (LINEAGE,), [record], 0.0), item.value if isinstance(item, Item) else None
+        return NodeView(NODE, (LINEAGE,), [record], 0.0, RING), item.value if isinstance(item, Item) else None
 
     def _sleep(self, _: float) -> None:
         self.waits += 1

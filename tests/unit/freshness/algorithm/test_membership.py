@@ -9,8 +9,14 @@ import pytest
 from freshness.algorithm import apply
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, acknowledge
-from freshness.algorithm.envelope import NodeRecord, record_key, resume_key
-from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
+from freshness.algorithm.envelope import Coverage, NodeRecord, record_key, resume_key
+from freshness.algorithm.membership import (
+    CAS_ATTEMPTS_MAX,
+    HeartbeatSeen,
+    NodePolicy,
+    is_of_another_configuration,
+    serve,
+)
 from freshness.algorithm.request import (
     CONFLICT,
     Add,
@@ -26,7 +32,8 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable
-from freshness.position import MariadbPosition
+from freshness.keys.placement import Placement
+from freshness.position import MariadbPosition, parse_position
 from tests.schedules.world import (
     CUSTOMER,
     KEY,
@@ -176,7 +183,7 @@ def test_a_copy_without_a_new_object_does_not_stand_for_one_with_it() -> None:
     """F79: the other invalidator wrote it at the same moment."""
     world = World()
     two = start(world)
-    run = Invalidator(world, objects=BOTH).joining().until_kind(Cas, key=RESUME)
+    run = Invalidator(world, objects=BOTH).join().applying().until_kind(Cas, key=RESUME)
     world.sleep(1.5)
     two.apply()
     run.finish()
@@ -330,7 +337,7 @@ def test_another_configuration_waits_until_the_record_has_lapsed() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_another_ring_definition_or_number_of_stripes_is_another_configuration(is_open: bool) -> None:
+def test_another_ring_or_definition_is_another_configuration(is_open: bool) -> None:
     world = World()
     if is_open:
         start(world)
@@ -338,21 +345,37 @@ def test_another_ring_definition_or_number_of_stripes_is_another_configuration(i
         Invalidator(world).join()
     refuse(Invalidator(world, ring=RING + 1).joining())
     refuse(Invalidator(world, objects={CUSTOMER.name: 99}).joining())
-    world.stripes += 1
-    assert f"{STRIPES} stripes" in refuse(Invalidator(world).joining()).message
+    refuse(Invalidator(world, objects={}).joining())
 
 
-def test_a_new_object_is_covered_from_the_head_on() -> None:
-    """F70."""
+def test_a_life_keeps_its_number_of_stripes() -> None:
     world = World()
     start(world)
-    world.commit(KEY)
+    life = world.record().life
+    world.stripes += 1
+    start(world)
+    assert (world.record().life, world.record().stripes) == (life, STRIPES)
+    world.restart()
+    Invalidator(world).join()
+    assert world.record().stripes == STRIPES + 1
+
+
+def test_a_new_object_is_covered_from_the_progress_on() -> None:
+    """F70. The record stays open until the own heartbeat is back, and is covered then."""
+    world = World()
+    old = start(world)
+    world.commit(lookup(1, ORDER).item)
+    old.apply()
     two = Invalidator(world, objects=BOTH).join()
+    joined = world.record()
+    assert joined.is_open
+    assert ORDER.name not in joined.objects
+    two.apply()
     record = world.record()
-    assert record.objects[ORDER.name].start == world.database.head
+    assert record.is_open
+    assert record.objects[ORDER.name].start == joined.progress
     assert record.objects[CUSTOMER.name].start == world.database.base
     assert ORDER.name in world.resume_copy().objects, "or another life could forget it (see there)"
-    two.apply()
     assert Reader(world, world.replica()).read(lookup(1, ORDER)) is ReadOutcome.FLOOR
     assert Reader(world, world.replica().catch_up()).read(lookup(1, ORDER)) is ReadOutcome.FILLED
 
@@ -360,7 +383,7 @@ def test_a_new_object_is_covered_from_the_head_on() -> None:
 def test_an_old_invalidator_gives_way_to_one_that_knows_more_objects() -> None:
     world = World()
     old = start(world)
-    Invalidator(world, objects=BOTH).join()
+    Invalidator(world, objects=BOTH).join().apply()
     world.commit(KEY)
     error = refuse(old.applying())
     assert "other objects" in error.message
@@ -489,7 +512,7 @@ def test_a_flushed_node_has_lost_its_life() -> None:
     assert read_lagging(world) is ReadOutcome.FLOOR
 
 
-@pytest.mark.parametrize("reason", ["epoch", "objects", "ring", "behind", "stripes", "node"])
+@pytest.mark.parametrize("reason", ["epoch", "objects", "ring", "behind", "node"])
 def test_a_life_that_cannot_be_gone_on_with_is_not_revived(reason: str) -> None:
     world = World()
     one = start(world)
@@ -504,8 +527,6 @@ def test_a_life_that_cannot_be_gone_on_with_is_not_revived(reason: str) -> None:
     if reason == "behind":
         world.database.transactions.clear()  # the new primary never had it (F28)
         world.acknowledged.clear()
-    if reason == "stripes":
-        world.stripes = STRIPES + 1
     if reason == "node":  # another name of this server wrote it
         put_record(world, RESUME, resume, node="n2")
     two = Invalidator(
@@ -1136,3 +1157,52 @@ def test_a_heartbeat_vouches_for_the_primary_alone_that_it_was_written_to() -> N
     primary, now = world.record().primary, world.now
     assert one.member.may_vouch(now, primary)
     assert not one.member.may_vouch(now, primary + " of another network")
+
+
+# -- rings and objects that come and go ------------------------------------------------------------------
+
+
+def test_an_object_leaves_with_a_higher_topology_and_comes_back_from_the_progress_on() -> None:
+    world = World()
+    start(world, objects=BOTH)
+    changed = {**BOTH, ORDER.name: 99}
+    refuse(Invalidator(world, objects=changed).joining())
+    two = start(world, objects=changed, topology=2)
+    record = world.record()
+    assert record.objects[CUSTOMER.name].start == world.database.base, "the others stay as they are"
+    assert record.objects[ORDER.name].fingerprint == 99
+    world.commit(KEY)
+    two.apply()
+    before = world.record().progress
+    start(world, objects=BOTH, topology=3)
+    again = world.record().objects
+    assert again[ORDER.name] == Coverage(ORDER.fingerprint, before)
+    assert again[CUSTOMER.name].start == world.database.base
+
+
+def test_a_ring_is_served_from_the_progress_on_or_as_one_that_brings_the_same_keys() -> None:
+    two, three, other = (Placement(nodes) for nodes in (("a", "b"), ("a", "b", "c"), ("a", "d")))
+
+    def policy(*placements: Placement, topology: int = 1) -> NodePolicy:
+        known = {each.ring_version: each for each in placements}
+        return NodePolicy("shop", LINEAGE, next(iter(known)), {}, STRIPES, 5, 4.0, 1.0, True, topology, known)
+
+    source = "00000000-0000-0000-0000-000000000001"
+    nothing, floor, progress = (parse_position("mysql", f"{source}:1-{n}" if n else "") for n in (0, 5, 9))
+    life = b"LIFELIFE"
+    began = NodeRecord(LINEAGE, life, life, True, 1, two.ring_version, 0, 0, "a", STRIPES, progress, floor)
+    grown = serve(began, policy(three, two))
+    assert (grown.rings, grown.is_settling) == ({two.ring_version, three.ring_version}, False)
+    assert grown.find_start([three.ring_version]) == nothing, "other nodes were added"
+    changed = serve(began, policy(other, two))
+    assert changed.find_start([other.ring_version]) == progress
+    assert changed.find_start([other.ring_version, two.ring_version]) == nothing
+    assert is_of_another_configuration(changed, policy(other)), "a ring leaves with a higher number alone"
+    assert not is_of_another_configuration(changed, policy(other, topology=2))
+    left = serve(changed, policy(other, topology=2))
+    assert (left.rings, left.is_settling) == ({other.ring_version}, True)
+    assert left.find_start([other.ring_version]) == progress
+    assert left.find_start([two.ring_version]) is None
+    again = serve(left, policy(two, other, topology=3))
+    assert (again.find_start([two.ring_version]), again.is_settling) == (progress, True)
+    assert NodeRecord.decode(left.encode()) == left

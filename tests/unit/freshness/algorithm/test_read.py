@@ -834,6 +834,70 @@ def test_the_loaders_own_refusal() -> None:
     assert world.stores[NODE].peek(KEY) is None
 
 
+# -- entries of the node that held the key before ---------------------------------------------------------
+
+
+def start_moved() -> tuple[World, Invalidator, Invalidator, Reader, Lookup]:
+    """The key was on one node, which has its entry, and is on the other now."""
+    world = World(nodes=("n1", "n2"))
+    first, second = (start(world, node=node) for node in world.stores)
+    assert a_reader(world).read() is ReadOutcome.FILLED
+    second.apply()
+    first.apply()
+    reader = a_reader(world)
+    reader.context.previous_ring = reader.ring
+    return world, first, second, reader, lookup(node="n2", previous_node="n1")
+
+
+def test_an_entry_is_moved_to_the_present_node() -> None:
+    world, _, _, reader, moved = start_moved()
+    world.sleep(2)
+    (read,) = reader.reading(moved).finish()
+    assert (read.outcome, read.payload) == (ReadOutcome.MOVED, b"[]")
+    assert read.is_hit
+    before, held = (store.peek(KEY) for store in world.stores.values())
+    assert before is not None
+    assert held is not None
+    assert 0 < held.ttl_seconds <= before.ttl_seconds + 1, "nodes round up"
+    assert reader.read(moved) is ReadOutcome.HIT
+
+
+@pytest.mark.parametrize("changes", [{"is_open": False}, {"ring": 8}, {"primary": "another"}, {"epoch": 2}])
+def test_an_entry_is_not_moved_if_its_node_does_not_vouch_for_it(changes: dict[str, Any]) -> None:
+    world, _, _, reader, moved = start_moved()
+    replace_record(world, **changes)
+    assert reader.read(moved) is ReadOutcome.FILLED
+
+
+def test_an_entry_that_lacks_what_the_present_node_demands_is_not_moved() -> None:
+    world, _, second, reader, moved = start_moved()
+    world.places[KEY] = "n2"
+    world.commit(KEY)
+    second.apply()
+    assert reader.read(moved) is ReadOutcome.STRIPE
+
+
+def test_an_entry_is_not_moved_for_a_call_that_demands_more() -> None:
+    world, _, _, reader, moved = start_moved()
+    world.sleep(1)
+    assert reader.read(moved, max_staleness_seconds=0.5) is ReadOutcome.FILLED
+
+
+def test_an_entry_is_not_moved_for_a_caller_whose_commit_it_lacks() -> None:
+    world, _, _, reader, moved = start_moved()
+    world.commit(KEY)
+    replica = world.replica().catch_up()
+    reader.replicas = replica
+    assert reader.read(moved, at_least={LINEAGE: replica.token()}) is ReadOutcome.FILLED
+    assert world.broken == []
+
+
+def test_the_previous_node_need_not_answer() -> None:
+    world, _, _, reader, moved = start_moved()
+    world.stores["n1"].down = True
+    assert reader.read(moved) is ReadOutcome.FILLED
+
+
 def test_every_outcome_is_under_test() -> None:
     """This file names them all; one that is added must be reached here. ReadOutcome.BEHIND is reached in
     tests/schedules/test_at_least.py, ReadOutcome.PARTS in tests/schedules/test_parts.py, ReadOutcome.LOCAL_HIT in
@@ -1271,7 +1335,7 @@ def test_a_reader_whose_object_nobody_covers_claims_nothing() -> None:
     other = replace(lookup().policy, fingerprint=77)
     before = entry_of(world)
     run = a_reader(world).reading(replace(lookup(), policy=other))
-    assert run.finish()[0].outcome is ReadOutcome.TABLE_FLOOR
+    assert run.finish()[0].outcome is ReadOutcome.OBJECT
     assert entry_of(world) == before
 
 

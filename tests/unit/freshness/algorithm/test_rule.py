@@ -88,8 +88,10 @@ def test_doubt_about_the_node() -> None:
     assert judge_fill(records={"a": None}) is ReadOutcome.NO_RECORD
     assert judge_fill(ring=8) is ReadOutcome.RING
     assert judge_one(is_open=False) is ReadOutcome.CLOSED
-    assert find_record_refusal(record(), 7) is None
-    assert find_record_refusal(record(is_open=False), 8) is ReadOutcome.RING, "another ring is never trusted"
+    assert find_record_refusal(record(), (7,)) is None
+    assert find_record_refusal(record(is_open=False), (8,)) is ReadOutcome.RING, (
+        "another ring is never trusted"
+    )
 
 
 def test_doubt_about_the_object() -> None:
@@ -173,7 +175,7 @@ def judge_hit(
     records: Mapping[str, NodeRecord | None] | None = None,
     identity: bytes = b"1",
 ) -> ReadOutcome | None:
-    return find_hit_refusal(policy, identity, found, {"a": record()} if records is None else records)
+    return find_hit_refusal(policy, identity, found, {"a": record()} if records is None else records, 7)
 
 
 def test_an_entry_of_this_life_is_a_hit_however_old_its_position() -> None:
@@ -191,11 +193,19 @@ def test_an_entry_of_another_key_life_or_history_is_not() -> None:
     assert judge_hit(entry("a"), records={}) is ReadOutcome.DEAD
 
 
+def test_an_entry_is_held_to_the_start_of_its_definition() -> None:
+    """F70."""
+    assert judge_hit(entry("a"), records={"a": record(objects={})}) is ReadOutcome.OBJECT
+    later = record(objects={"customer": Coverage(5, at("11"))})
+    assert judge_hit(entry("a"), records={"a": later}) is ReadOutcome.DEAD
+    assert judge_hit(entry("a", numbers="1-11"), records={"a": later}) is None
+
+
 def test_an_entry_is_held_to_the_table_floors() -> None:
     """F21, F68."""
     floors = {"addresses": at("11")}
     assert judge_hit(entry("a"), records={"a": record(table_floors=floors)}) is ReadOutcome.TABLE_FLOOR
-    for newer in ("11", "1-12"):
+    for newer in ("1-3:11", "1-12"):
         assert judge_hit(entry("a", numbers=newer), records={"a": record(table_floors=floors)}) is None
 
 

@@ -26,7 +26,7 @@ def judge(
 ) -> tuple[ReadOutcome | None, bytes | None]:
     """What the view says of one entry; the short way, if it knows the entry, says the same."""
     judged = copy.judge(policy, identity, data)
-    value_at = find_live_value(data, copy.trust(policy, RING)[1], identity)
+    value_at = find_live_value(data, copy.trust(policy).plain, identity)
     assert not value_at or judged == (None, data[value_at:])
     return judged
 
@@ -53,10 +53,10 @@ def record(lineage: str = "a", **changes: Any) -> NodeRecord:
     )
 
 
-def view(records: Mapping[str, NodeRecord], ttl_seconds: int = 6) -> NodeView:
+def view(records: Mapping[str, NodeRecord], ttl_seconds: int = 6, ring: int = RING) -> NodeView:
     """As read at 100 s, when so much was left of the leases."""
     replies = [Item(each.encode(), 1, ttl_seconds) for each in records.values()]
-    return NodeView(NODE, tuple(records), replies, 100.0)
+    return NodeView(NODE, tuple(records), replies, 100.0, ring)
 
 
 def entry(numbers: str = "1-10", life: bytes = b"LIFELIFE", lineage: str = "a") -> bytes:
@@ -85,17 +85,19 @@ def test_a_value_is_of_any_age_where_a_record_is_closed_or_missing() -> None:
     assert view({"a": record()}).staleness_seconds(PAIR, 100.0) == float("inf")
 
 
-def test_a_refusal_is_remembered_for_the_shards_and_the_ring_that_it_is_of() -> None:
+def test_a_refusal_is_remembered_for_the_shards_and_the_rings_that_it_is_of() -> None:
     copy = view({"a": record(), "b": record("b", is_open=False)})
+    other = view({"a": record()}, ring=RING + 1)
     for _ in range(2):
-        assert copy.find_refusal(CUSTOMER, RING) is None
-        assert copy.find_refusal(PAIR, RING) is ReadOutcome.CLOSED
-        assert copy.find_refusal(CUSTOMER, RING + 1) is ReadOutcome.RING
+        assert copy.find_refusal(CUSTOMER) is None
+        assert copy.find_refusal(PAIR) is ReadOutcome.CLOSED
+        assert other.find_refusal(CUSTOMER) is ReadOutcome.RING
+        assert other.find_refusal(replace(CUSTOMER, previous_rings=(RING,))) is None
 
 
 def test_a_verdict_over_table_floors_is_remembered_for_its_object() -> None:
     """F21: two objects of one position, of which one depends on the table."""
-    copy = view({"a": record(table_floors={"orders": at("11")})})
+    copy = view({"a": record(table_floors={"orders": at("11"), "customers": at("7")})})
     for _ in range(2):
         assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
         assert judge(copy, ORDER, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
@@ -107,7 +109,7 @@ def test_a_verdict_over_table_floors_is_remembered_for_its_shard() -> None:
     there = replace(CUSTOMER, lineages=("b",))
     copy = view(
         {
-            "a": record(table_floors={"orders": at("1")}),
+            "a": record(table_floors={"customers": at("7")}),
             "b": record("b", table_floors={"customers": at("11")}),
         }
     )
@@ -133,16 +135,24 @@ def test_an_entry_of_another_life_or_key_is_no_hit() -> None:
 
 def test_an_object_is_covered_in_its_own_definition_alone() -> None:
     """F70."""
-    copy = view({"a": record()})
-    assert copy.covers(CUSTOMER)
-    assert not copy.covers(replace(CUSTOMER, fingerprint=6))
-    assert not copy.covers(replace(CUSTOMER, name="other"))
-    assert not copy.covers(PAIR), "in both shards"
+    copy = view({"a": record(), "b": record("b", objects={})})
+    assert copy.find_refusal(CUSTOMER) is None
+    for other in (replace(CUSTOMER, fingerprint=6), replace(CUSTOMER, name="other"), PAIR):
+        assert copy.find_refusal(other) is ReadOutcome.OBJECT
+        assert judge(copy, other, b"1", entry())[0] in (ReadOutcome.OBJECT, ReadOutcome.DEAD)
+
+
+def test_an_entry_from_before_its_definition_was_covered_is_no_hit() -> None:
+    """Of the common entry, and of one that is decoded."""
+    copy = view({"a": record(objects={CUSTOMER.name: Coverage(CUSTOMER.fingerprint, at("11"))})})
+    for _ in range(2):
+        assert judge(copy, CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)
+        assert judge(copy, CUSTOMER, b"1", entry("1-12")) == (None, b"value")
 
 
 @pytest.mark.parametrize("changes", [{"lineage": "b"}, {"node": "n2"}], ids=["lineage", "node"])
 def test_a_record_of_another_lineage_or_node_vouches_for_nothing(changes: dict[str, str]) -> None:
     """F94: two names of one server, which has one record."""
     copy = view({"a": replace(record(), **changes)})  # type: ignore[arg-type]
-    assert copy.find_refusal(CUSTOMER, RING) is ReadOutcome.NO_RECORD
+    assert copy.find_refusal(CUSTOMER) is ReadOutcome.NO_RECORD
     assert judge(copy, CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)

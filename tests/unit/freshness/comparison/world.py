@@ -24,6 +24,7 @@ from freshness.errors import SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.keyrange import KeyRange
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.registry import ObjectDefinition, ShardFinder
 from freshness.position import Position, parse_position
@@ -32,7 +33,8 @@ from freshness.values.codec import encode_value
 NODE: Final = "127.0.0.1:11211"
 LINEAGE: Final = "shop/-"
 LIFE: Final = b"LIFELIFE"
-RING: Final = 7
+PLACEMENT: Final = Placement((NODE,), "shop")
+RING: Final = PLACEMENT.ring_version
 LOOKS_MAX: Final = 6
 
 
@@ -57,8 +59,7 @@ CUSTOMER: Final = define("customer", ID)
 PROFILE: Final = define("profile", ID, table=None)
 SCOPE: Final = ComparisonScope(
     "shop",
-    (NODE,),
-    RING,
+    (PLACEMENT,),
     (LINEAGE,),
     {"customer": CUSTOMER, "profile": PROFILE},
     {LINEAGE: PrimaryAddress(ServerAddress("127.0.0.1", password="secret"), "mariadb")},
@@ -93,7 +94,7 @@ class World:
             "stripes": 64,
             "progress": at(progress),
             "floor": at(1),
-            "objects": {"customer": Coverage(5, at(1))},
+            "objects": {name: Coverage(5, at(1)) for name in ("customer", "thing")},
         }
         record = NodeRecord(**{**fields, **changes})
         self.put(record_key("shop", record.lineage), record.encode())

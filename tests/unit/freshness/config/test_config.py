@@ -228,6 +228,11 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (NODES, '"127.0.0.1:11211"', ["cache.nodes: found '127.0.0.1:11211'; expected array of text"]),
     (NODES, "[11211]", ["cache.nodes: found an array; expected array of text"]),
     (NODES, '["cache1"]', ["cache.nodes[0]: found 'cache1'; expected HOST:PORT; no port"]),
+    (
+        NODES,
+        NODES + '\nprevious_nodes = ["cache1"]',
+        ["cache.previous_nodes[0]: found 'cache1'; expected HOST:PORT"],
+    ),
     (NODES, '["cache1:"]', ["cache.nodes[0]: found 'cache1:'", "no port"]),
     (NODES, '[":11211"]', ["cache.nodes[0]: found ':11211'", "the host is empty"]),
     (NODES, '["cache1:0"]', ["cache.nodes[0]: found 'cache1:0'", "port 0 is not from 1 to 65535"]),

@@ -36,6 +36,14 @@ def test_a_new_node_takes_its_share_and_moves_nothing_else() -> None:
     assert before.ring_version != after.ring_version
 
 
+def test_a_ring_brings_a_node_no_key_when_others_are_added() -> None:
+    two, three = Placement(("a:1", "b:1")), Placement(("a:1", "b:1", "c:1"))
+    assert three.is_within(two, "a:1")
+    assert not two.is_within(three, "a:1")
+    assert not three.is_within(two, "c:1")
+    assert two.is_within(two, "a:1")
+
+
 def test_other_names_of_the_same_machines_are_another_ring() -> None:
     """F10: that is how processes notice that they disagree."""
     one, two = Placement(["127.0.0.1:11211"]), Placement(["localhost:11211"])

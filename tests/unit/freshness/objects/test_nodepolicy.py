@@ -47,3 +47,13 @@ def test_a_policy_has_the_settings_and_the_objects(tmp_path: Path) -> None:
         topology=3,
     )
     assert not node_policy(config.cache, "shop/-", definitions, topology=3, is_serving=False).is_serving
+
+
+def test_the_previous_nodes_are_a_ring_that_is_served_too(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(TEXT.replace("namespace", 'previous_nodes = ["b:1", "c:1"]\nnamespace'))
+    cache = load_config(path, {}).cache
+    policy = node_policy(cache, "shop/-", {}, topology=3)
+    rings = [Placement(nodes, "shop").ring_version for nodes in (("a:1", "b:1"), ("b:1", "c:1"))]
+    assert (policy.ring, policy.rings) == (rings[0], set(rings))
+    assert cache.all_nodes == ("a:1", "b:1", "c:1")

@@ -160,6 +160,14 @@ def test_the_nodes_get_what_was_recorded(form: str, config: Config, nodes: Nodes
     assert result.to_json()["lineage"] == LINEAGE
 
 
+def test_previous_nodes_get_it_too(config: Config, nodes: Nodes, tmp_path: Path) -> None:
+    cache = replace(config.cache, nodes=NODES[:1], previous_nodes=NODES)
+    path = record_archive(tmp_path / "archive", MESSAGES)
+    nodes.fill()
+    make_replay(replace(config, cache=cache), nodes, path).run()
+    check_nodes(nodes)
+
+
 def test_only_its_own_namespace_is_touched(config: Config, nodes: Nodes, tmp_path: Path) -> None:
     path = record_archive(tmp_path / "archive", MESSAGES)
     replay = make_replay(config, nodes, path, namespace="incident")

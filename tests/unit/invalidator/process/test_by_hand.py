@@ -126,6 +126,27 @@ def test_a_life_without_record_loses_the_stripes_too_since_it_may_be_revived(tmp
     assert shop.missing(shop.store_of(item)) == [stripe_number(item, STRIPES)]
 
 
+def test_a_key_goes_from_its_previous_node_first(tmp_path: Path) -> None:
+    """A reader that misses on the present node would find it there, and move it."""
+    shop = Shop(tmp_path)
+    cache = replace(shop.config.cache, nodes=NODES, previous_nodes=NODES[:1])
+    shop.config = replace(shop.config, cache=cache)
+    moving = next(n for n in range(99) if shop.store_of(b"shop:customer:%d" % n).name == NODES[1])
+    for store in shop.stores.values():
+        MemoryNode(store).perform([Add(b"shop:customer:%d" % moving, b"old", 0)])
+    asked: list[str] = []
+
+    def open_connection(_: object, name: str) -> MemoryNode:
+        asked.append(name)
+        return MemoryNode(shop.stores[name])
+
+    (found,) = invalidate_keys(shop.config, shop.registry, "customer", [str(moving)], open_connection)
+    assert asked == [found.previous_node, found.node] == [*NODES]
+    for store in shop.stores.values():
+        assert store.peek(found.item) is None
+        assert shop.missing(store) == [stripe_number(found.item, STRIPES)]
+
+
 def test_the_stripe_goes_before_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the other order, a reader could fill in between from a replica that lags."""
     shop = Shop(tmp_path)

@@ -20,6 +20,7 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.request import Add
 from freshness.config.config import Config, load_config
 from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.objects.nodepolicy import placements_of
 from freshness.position import MysqlGtidSet
 from invalidator.process import status
 
@@ -93,6 +94,24 @@ def test_a_file_of_a_previous_topology_is_told(config: Config, store: MemoryStor
     assert state["topology"] == 2
     assert state["problem"] == "of topology 2: an invalidator with this file, of 1, is not let in"
     assert look(replace(config, topology=2))["problem"] == ""
+
+
+def test_the_rings_of_a_record_are_told_with_their_starts(config: Config, store: MemoryStore) -> None:
+    """A node that only the previous nodes have is open for them."""
+    config = replace(config, cache=replace(config.cache, nodes=("n2:1",), previous_nodes=(NODE,)))
+    present, previous = (each.ring_version for each in placements_of(config.cache))
+    record = NodeRecord("shop/-", LIFE, LIFE, True, 1, previous, 0, 0, NODE, 1, POSITION, POSITION)
+    add(store, record_key("shop", "shop/-"), replace(record, starts={present: POSITION}).encode())
+    answer = status.read_status(replace(config, keyspaces={}))
+    assert (answer["ring"], answer["previous_ring"]) == (f"{present:08x}", f"{previous:08x}")
+    [_, state] = status.read_nodes(config)
+    assert state["rings"] == {f"{previous:08x}": "", f"{present:08x}": str(POSITION)}
+    assert state["state"] == "clock", "its heartbeat is of 1970"
+    record = replace(record, ring=present)
+    add(store, resume_key("shop", "shop/-"), b"")
+    store.evict(record_key("shop", "shop/-"))
+    add(store, record_key("shop", "shop/-"), record.encode())
+    assert status.read_nodes(config)[1]["state"] == "ring"
 
 
 def test_a_node_without_record_has_no_stripes(config: Config, store: MemoryStore) -> None:

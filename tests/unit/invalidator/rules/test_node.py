@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from freshness.algorithm.envelope import NodeRecord
 from freshness.config.config import Config, load_config
-from invalidator.rules.node import NodeFacts
+from freshness.objects.nodepolicy import placements_of
+from freshness.position import MysqlGtidSet
+from invalidator.rules.node import NodeFacts, check_record
 from invalidator.rules.rule import Rule
 
 INFO = {
@@ -39,6 +42,31 @@ def rules(config: Config, info: dict[str, str], answers: dict[str, str] = CONFIG
 
 def test_a_right_redis(config: Config) -> None:
     assert rules(config, {}) == set()
+
+
+def test_nodes_that_changed_under_the_same_topology(config: Config) -> None:
+    """The record serves other nodes than the file names."""
+    node, other = "10.0.0.1:6379", "10.0.0.9:6379"
+    changed = replace(config, cache=replace(config.cache, nodes=(node, other)))
+    both = replace(config, cache=replace(changed.cache, previous_nodes=(node,)))
+    nothing, life = MysqlGtidSet(), b"lifelife"
+
+    def find(file: Config, *rings: Config, topology: int = 1) -> list[str]:
+        ring, *others = (placements_of(each.cache)[0].ring_version for each in rings)
+        record = NodeRecord(
+            "s", life, life, True, 1, ring, 0, 0, node, 1, nothing, nothing, topology=topology
+        )
+        record = replace(record, starts=dict.fromkeys(others, nothing))
+        return [each.message for each in check_record(node, record, None, "s", "", file)]
+
+    assert find(config, config) == find(both, config, changed) == []
+    assert "with other cache.nodes or another cache.namespace" in find(changed, config)[0]
+    for file, rings in ((both, [config]), (changed, [config, changed])):
+        [lacks] = find(file, *rings)
+        assert "with other cache.nodes or cache.previous_nodes under the same topology 1" in lacks
+        assert find(replace(file, topology=2), *rings) == [], "the next file"
+    [later] = find(changed, config, changed, topology=2)
+    assert "topology 2 of s is in force" in later
 
 
 def test_a_right_valkey(config: Config) -> None:
