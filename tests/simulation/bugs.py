@@ -1145,7 +1145,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "opened before it caught up": 129,
     "tenure ignored": 1485,
     "topology ignored": 1287,
-    "start of a ring ignored by hits": 1662,
+    "start of a ring ignored by hits": 1694,
     "a previous ring is not sent": 35,
     "object coverage ignored": 181,
     "table floor acknowledged at once": 1,

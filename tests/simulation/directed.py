@@ -114,7 +114,7 @@ DIRECTED: Final[dict[str, str]] = {
     "published while readers are waited for": "rings::"
     "test_what_was_sent_by_the_next_file_alone_is_published_behind_the_readers",
     "published before the record is covered": "rings::"
-    "test_what_was_sent_by_the_next_file_alone_is_published_behind_the_readers",
+    "test_a_record_names_what_is_sent_before_that_is_published",
     "a ring leaves at once": "rings::test_a_ring_leaves_behind_the_copies_of_readers",
     "a ring that is not known is published": "rings::"
     "test_an_invalidator_publishes_no_record_with_a_ring_that_it_does_not_know",
