@@ -10,8 +10,11 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +66,14 @@ CACHE: Final[Mapping[str, Any]] = {
     "node_timeout_ms": 1500,
     "node_connect_timeout_ms": 1500,
 }
+PATIENT: Final[Mapping[str, Any]] = {
+    "lease_seconds": 60,
+    "max_staleness_seconds": 300,
+    "node_timeout_ms": 60_000,
+    "node_connect_timeout_ms": 60_000,
+}
+"""Settings of a cache that serves all the time, however busy the machine is."""
+
 REPLICAS_ALONE: Final[Mapping[str, Any]] = {"primary_reads_per_second": 0}
 """Settings of a cache whose misses are of a replica, however late it is."""
 
@@ -389,6 +400,26 @@ def wait_for_outcome(
         return explanation if explanation.outcome in wanted else None
 
     return wait_until(read, f"{name} {key} is {wanted}", lambda: f"{last}\n{describe()}")
+
+
+@contextmanager
+def reading(cache: Cache, name: str, keys: Sequence[int]) -> Iterator[Counter[ReadOutcome]]:
+    """Read the keys again and again; the number of each outcome. Raises what a read has raised."""
+    seen: Counter[ReadOutcome] = Counter()
+    ending = threading.Event()
+
+    def read() -> None:
+        while not ending.is_set():
+            found = cache.get_many(name, keys, explain=True)
+            seen.update(each.outcome for each in found.values())
+
+    with ThreadPoolExecutor(1) as pool:
+        reads = pool.submit(read)
+        try:
+            yield seen
+        finally:
+            ending.set()
+        reads.result()
 
 
 @contextmanager

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +16,9 @@ from integration.configuration import CUSTOMER
 from integration.harness import (
     CUSTOMERS_TABLE,
     ORDERS_TABLE,
+    PATIENT,
     System,
+    reading,
     running_system,
     wait_for_hits,
     wait_until,
@@ -34,8 +33,6 @@ key = "customer_id"
 order_by = "id"
 limit = 5
 """
-PATIENT: Final = {"lease_seconds": 60, "max_staleness_seconds": 300}
-"""No lease ends on a machine that is busy."""
 
 
 def deploy(system: System, topology: int, objects: str) -> None:
@@ -45,26 +42,6 @@ def deploy(system: System, topology: int, objects: str) -> None:
     following.write_text(f"topology = {topology}\n{text.partition('[objects')[0]}{objects}")
     os.replace(following, system.config_path)
     system.invalidator.reload(system.config)
-
-
-@contextmanager
-def reading(cache: Cache) -> Iterator[Counter[ReadOutcome]]:
-    """Read all customers again and again; the number of each outcome."""
-    seen: Counter[ReadOutcome] = Counter()
-    ending = threading.Event()
-
-    def read() -> None:
-        while not ending.is_set():
-            found = cache.get_many("customer", KEYS, explain=True)
-            seen.update(each.outcome for each in found.values())
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        ending.set()
-        thread.join()
 
 
 def outcome(cache: Cache, key: int = 1) -> ReadOutcome:
@@ -80,7 +57,7 @@ def test_objects_come_and_go_while_the_others_stay_warm(own_pair: Pair, tmp_path
             system.execute("INSERT INTO customers VALUES (%s, 'first', 1)", key)
             system.execute("INSERT INTO orders VALUES (%s, 1, %s)", key, key)
         system.wait_covered()
-        with closing(system.open_cache()) as before, reading(before) as seen:
+        with closing(system.open_cache()) as before, reading(before, "customer", KEYS) as seen:
             wait_for_hits(before, "customer", KEYS, system.describe)
             wait_for_hits(before, "orders", [1], system.describe)
             lives = system.lives()

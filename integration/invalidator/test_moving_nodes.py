@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +17,7 @@ import pytest
 
 from appclient import AsyncCache, Cache, ReadOutcome
 from freshness.algorithm import state
-from integration.harness import System, call_cli, running_system, wait_for_hits, wait_until
+from integration.harness import PATIENT, System, call_cli, reading, running_system, wait_for_hits, wait_until
 from integration.servers import Memcached, Pair, Redis
 
 KEYS: Final = tuple(range(1, 41))
@@ -54,14 +51,18 @@ def outcomes(cache: Cache) -> dict[int, Any]:
 
 
 def test_a_node_is_added_and_removed_while_hits_go_on(own_pair: Pair, tmp_path: Path) -> None:
-    with running_system(own_pair, tmp_path, nodes=[Memcached(), Memcached()]) as system, Memcached() as third:
+    with (
+        running_system(own_pair, tmp_path, nodes=[Memcached(), Memcached()], cache=PATIENT) as system,
+        Memcached() as third,
+    ):
         for key in KEYS:
             system.execute("INSERT INTO customers VALUES (%s, 'first', 1)", key)
         with closing(system.open_cache()) as before:
             wait_for_hits(before, "customer", KEYS, system.describe)
             lives = system.lives()
-            deploy(system, "add", third.address)
-            assert set(outcomes(before).values()) == {ReadOutcome.HIT}, "the previous file goes on"
+            with reading(before, "customer", KEYS) as seen:
+                deploy(system, "add", third.address)
+            assert set(seen) == {ReadOutcome.HIT}, "the previous file goes on all the time"
 
             def is_named() -> bool:
                 outcomes(before)
@@ -111,31 +112,6 @@ def test_the_number_of_stripes_is_changed_node_by_node(own_pair: Pair, tmp_path:
         assert {each["stripes"] for each in system.status()} == {128}
 
 
-@contextmanager
-def reading(system: System) -> Iterator[Counter[ReadOutcome]]:
-    """Read all keys with the present file, again and again; the number of each outcome. Raises what it met."""
-    seen: Counter[ReadOutcome] = Counter()
-    ending = threading.Event()
-    failures: list[Exception] = []
-
-    def read(cache: Cache) -> None:
-        try:
-            while not ending.is_set():
-                seen.update(outcomes(cache).values())
-        except Exception as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-
-    with closing(system.open_cache()) as cache:
-        thread = threading.Thread(target=read, args=(cache,))
-        thread.start()
-        try:
-            yield seen
-        finally:
-            ending.set()
-            thread.join()
-    assert failures == []
-
-
 def read_on_a_loop(system: System) -> dict[int, Any]:
     async def read() -> dict[int, Any]:
         async with await AsyncCache.open(system.config_path) as cache:
@@ -150,7 +126,7 @@ def read_on_a_loop(system: System) -> dict[int, Any]:
 def test_nodes_come_and_go_under_load_while_processes_are_killed(
     own_pair: Pair, tmp_path: Path, kind: type[Any]
 ) -> None:
-    backend = {"backend": kind.technology}
+    backend = {**PATIENT, "backend": kind.technology}
     with running_system(own_pair, tmp_path, nodes=[kind(), kind(), kind()], cache=backend) as system:
         two, third = system.nodes[:2], system.nodes.pop()
         for key in KEYS:
@@ -158,7 +134,7 @@ def test_nodes_come_and_go_under_load_while_processes_are_killed(
         with closing(system.open_cache()) as before:
             wait_for_hits(before, "customer", KEYS, system.describe)
             lives = system.lives()
-            with reading(system) as seen:
+            with closing(system.open_cache()) as present, reading(present, "customer", KEYS) as seen:
                 deploy(system, "remove", third.address)
                 system.invalidator.kill()
                 system.execute("UPDATE customers SET v = 2 WHERE id % 2")
@@ -178,7 +154,7 @@ def test_nodes_come_and_go_under_load_while_processes_are_killed(
         system.execute("UPDATE customers SET v = 3")  # the third node is not sent it, and keeps its entries
         with closing(system.open_cache()) as after:
             system.assert_none_stale(after, "customer", KEYS)
-        with reading(system):
+        with closing(system.open_cache()) as present, reading(present, "customer", KEYS):
             deploy(system, "add", third.address)
             found = read_on_a_loop(system)
             assert {value for _, value in found.values()} == {3}
