@@ -13,7 +13,7 @@ import pytest
 from redis import Redis as RedisClient
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
-from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, record_key, stripe_keys
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, record_key, stripe_keys
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import read_through
@@ -383,8 +383,9 @@ def test_a_server_that_stood_still_serves_no_hit(started: Callable[..., Memcache
     lineage, life, position = "shop/-", b"ofanode1", MysqlGtidSet()
     now_us = time.time_ns() // 1000
     record = NodeRecord(
-        lineage, life, b"tenure01", True, 1, 7, now_us, 3_000, server.address, 8, position, position
-    )
+        lineage, life, b"tenure01", True, 1, 7, now_us, 3_000, server.address, 8, position, position,
+        objects={"row": Coverage(1, position)},
+    )  # fmt: skip
     key = Lookup(
         ObjectPolicy("row", 1, ("rows",), (lineage,), 60), server.address, b"shop:row:1", b"id", (1,)
     )

@@ -30,6 +30,7 @@ from integration.provision import find_program
 from integration.servers import watchdog
 
 READY_SECONDS = 180.0
+ABORT_SECONDS = 10.0
 """A server that does not answer by then is reported with its log.
 Far above the usual 0.1-2 s, for busy machines."""
 POLL_SECONDS = 0.02
@@ -287,6 +288,9 @@ class ServerProcess(ABC):
         try:
             code = process.wait(READY_SECONDS)
         except subprocess.TimeoutExpired as error:
+            self._signal(signal.SIGABRT)  # a program of Python says where it hangs
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ABORT_SECONDS)
             raise self._failure(f"did not end within {READY_SECONDS:.0f} s of SIGTERM") from error
         self._end()
         return code
