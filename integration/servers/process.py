@@ -288,7 +288,7 @@ class ServerProcess(ABC):
         try:
             code = process.wait(READY_SECONDS)
         except subprocess.TimeoutExpired as error:
-            self._signal(signal.SIGABRT)  # a program of Python says where it hangs
+            self._signal(signal.SIGABRT)  # a program of Python logs the stacks of its threads
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ABORT_SECONDS)
             raise self._failure(f"did not end within {READY_SECONDS:.0f} s of SIGTERM") from error
