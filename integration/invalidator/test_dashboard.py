@@ -325,7 +325,7 @@ MARKUP: Final = (
 LONG: Final = "x" * 400
 NOTHING: Final[dict[str, Any]] = {
     "version": "1", "namespace": "shop", "topology": 1, "summary": "All is well", "problems": [], "shards": [],
-    "nodes": [], "reshards": [], "troubles": [],
+    "nodes": [], "previous_nodes": [], "reshards": [], "troubles": [],
 }  # fmt: skip
 
 
@@ -362,6 +362,7 @@ def make_hostile(text: str) -> dict[str, Any]:
                 "primary_clock_seconds": {"at_least": -0.2, "at_most": 0.1},
             }
         ],
+        "previous_nodes": [text],
         "nodes": [
             {
                 "node": text,
