@@ -451,8 +451,7 @@ def _find_start(record: NodeRecord, ring: int, policy: NodePolicy) -> Position:
         within = [
             each
             for each in record.rings & policy.placements.keys()
-            if ring in policy.placements
-            and policy.placements[ring].is_within(policy.placements[each], record.node)
+            if policy.placements[ring].is_within(policy.placements[each], record.node)
         ]
         held = record.find_start(within)
     return record.progress if held is None else held

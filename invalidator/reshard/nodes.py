@@ -7,7 +7,6 @@ piece, and in `renew` the records of a node are deleted.
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -24,6 +23,7 @@ from freshness.errors import ConfigError, StepRefused
 from freshness.nodes.open import open_node
 from invalidator.process.checkup import Checkup
 from invalidator.process.status import read_nodes
+from invalidator.reshard.plan import toml_value
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 
@@ -162,10 +162,9 @@ def _edit_text(text: str, topology: int, nodes: Sequence[str], previous: Sequenc
 
 
 def _array(nodes: Sequence[str], indent: str | None = None) -> str:
-    texts = [json.dumps(node, ensure_ascii=False) for node in nodes]
     if indent is None:
-        return f"[{', '.join(texts)}]"
-    return "[\n" + "".join(f"{indent}    {text},\n" for text in texts) + f"{indent}]"
+        return toml_value(list(nodes))
+    return "[\n" + "".join(f"{indent}    {toml_value(node)},\n" for node in nodes) + f"{indent}]"
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def _append(path: Path, other: Path, name: str, keyspace: Keyspace, shards: Iter
     for shard in shards:
         table = {**tables[keyspace.shards.index(shard)], "lineage": shard.lineage, "serving": False}
         text += f"\n# Of {other.name}, by invalidator reshard\n[[keyspaces.{_key(name)}.shards]]\n"
-        text += "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
+        text += "".join(f"{_key(key)} = {toml_value(value)}\n" for key, value in table.items())
     return text
 
 
@@ -196,9 +196,10 @@ def _key(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as it stands in a TOML file."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {toml_value(each)}" for key, each in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

@@ -207,22 +207,6 @@ def _stripe_before_stub() -> Planted:
     return stack
 
 
-def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Planted:
-    """The rule of fills sees other records than the node has."""
-
-    def refusal(
-        policy: ObjectPolicy,
-        ring: int,
-        records: Mapping[str, NodeRecord | None],
-        stripes: Any,
-        tokens: Any,
-    ) -> ReadOutcome | None:
-        seen = {lineage: record and change(record, policy) for lineage, record in records.items()}
-        return find_fill_refusal(policy, ring, seen, stripes, tokens)
-
-    return _patch(freshness.algorithm.fill, "find_fill_refusal", refusal)
-
-
 def _coverage_ignored() -> Planted:
     return _patch(NodeRecord, "find_coverage", _coverage_of_all)
 
