@@ -104,13 +104,16 @@ class ReadYourWrites:
         headers[self.cookie.header] = text
 
 
-def request_reads(connection: HTTPConnection) -> AsyncRequestReads:
-    """A dependency of FastAPI, ``Depends(request_reads)``, or a function of a request: its reads."""
+async def request_reads(connection: HTTPConnection) -> AsyncRequestReads:
+    """A dependency of FastAPI, ``Depends(request_reads)``, or a function of a request: its reads.
+
+    A coroutine, because FastAPI sends a plain function to a thread for each request.
+    """
     return _find(connection, AsyncRequestReads)
 
 
 def thread_reads(connection: HTTPConnection) -> RequestReads:
-    """The same for a cache that was opened ``in_threads``."""
+    """The same for a cache that was opened ``in_threads``: a plain function."""
     return _find(connection, RequestReads)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -45,8 +45,9 @@ class Catalog:
         """The session has changed the product, and its transaction is over."""
 
 
-open_catalog: Callable[..., Catalog] = Catalog
-"""The catalog of a request: a dependency of the endpoints."""
+async def open_catalog(request: Request) -> Catalog:
+    """The catalog of a request: a dependency of the endpoints. FastAPI sends a plain function to a thread."""
+    return Catalog()
 
 
 def around(app: Any) -> Any:
@@ -97,9 +98,9 @@ if CACHE in OURS:
             row: Row = await self._reads.get("product", key)
             return {**row, "price": str(row["price"])}
 
-    def open_fresh_catalog(request: Request) -> Catalog:
+    async def open_fresh_catalog(request: Request) -> Catalog:
         kind = FreshCatalog if CACHE == "freshness" else RowsCatalog
-        return kind(request.state.cached, request.state.writes, request_reads(request))
+        return kind(request.state.cached, request.state.writes, await request_reads(request))
 
     def fresh_around(app: Any) -> Any:
         """Outside of the whole application, so that it also sees the commit of an endpoint that fails
@@ -156,4 +157,7 @@ elif CACHE == "aiocache":
         async def committed(self, session: AsyncSession, key: int) -> None:
             await find_products.cache.delete(str(key))
 
-    open_catalog = AiocacheCatalog
+    async def open_aiocache_catalog(request: Request) -> Catalog:
+        return AiocacheCatalog()
+
+    open_catalog = open_aiocache_catalog

@@ -58,7 +58,7 @@ def test_fastapi(system: System, driver: str) -> None:
     app = read_example("FastAPI and Starlette", replaced)["app"]
 
     async def show_tagged(request: Request) -> Response:
-        customer = await request_reads(request).get("customer", int(request.path_params["number"]))
+        customer = await (await request_reads(request)).get("customer", int(request.path_params["number"]))
         tag = {"etag": find_etag(customer)}
         if request.headers.get("if-none-match") == tag["etag"]:
             return Response(status_code=304, headers=tag)

@@ -115,7 +115,8 @@ from appclient.starlette import ReadYourWrites, cache_lifespan, request_reads
 from appclient.web import TokenCookie
 AsyncCache.open = lambda *_, **__: system.open_async()
 async def page(request):
-    return PlainTextResponse((await request_reads(request).get("customer", 42))["name"])
+    reads = await request_reads(request)
+    return PlainTextResponse((await reads.get("customer", 42))["name"])
 app = Starlette(routes=[Route("/", page)])
 app.add_middleware(ReadYourWrites, cookie=TokenCookie(["a secret of the application"]))
 async def ask():
