@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
@@ -70,6 +70,8 @@ class Life:
     ``scanned``: the length of the log that is known to be acknowledged without a gap. ``is_excused``: a failover lost
     its changes. ``lost_at``: the time of that, if the life had followed the previous primary, ``lost_with``; some
     time later nobody may vouch for it any more. ``is_accepted``: it goes on under another primary all the same.
+    ``joined``: of each ring and object that joined a record, all that had been acknowledged without it. A record that
+    was revived from an older copy joins it with less, and the rest is sent again before it opens.
     """
 
     acknowledged: Position = NOTHING
@@ -81,6 +83,24 @@ class Life:
     lost_with: str = ""
     is_accepted: bool = False
     ended_at: float | None = None
+    joined: dict[int | str, Position] = field(default_factory=dict)
+
+    def join(self, record: NodeRecord) -> None:
+        """``record`` is written."""
+        if self.last is None:
+            return
+        starts: dict[int | str, Position | None] = {
+            ring: record.find_start([ring]) for ring in record.rings - self.last.rings
+        }
+        for name in record.objects.keys() - self.last.objects.keys():
+            starts[name] = record.objects[name].start
+        self.joined |= {name: self.acknowledged for name, start in starts.items() if start == record.progress}
+
+    def is_untold(self, name: int | str, record: NodeRecord, commit: Commit) -> bool:
+        """It was acknowledged before the ring or the object came, and has not been sent again."""
+        return not record.progress.contains(commit.position) and self.joined.get(name, NOTHING).contains(
+            commit.position
+        )
 
 
 @dataclass(slots=True)
@@ -444,13 +464,21 @@ class Checker:
         affected = self._find_affected(lineage, commit)
         if not affected:
             return
+        life = self._lives[node, lineage, record.life]
         for lookup in affected:
             policy = lookup.policy
-            starts = [record.find_start([ring]) for ring in self._placing(node, lookup, record)]
+            rings = [
+                ring
+                for ring in self._placing(node, lookup, record)
+                if not life.is_untold(ring, record, commit)
+            ]
+            starts = [record.find_start([ring]) for ring in rings]
             if all(start is not None and start.contains(commit.position) for start in starts):
                 continue
             coverage = record.objects.get(policy.name)
             if coverage is None or coverage.start.contains(commit.position):
+                continue
+            if life.is_untold(policy.name, record, commit):
                 continue
             floors = (record.table_floors.get(table) for table in policy.tables)
             if any(floor is not None and floor.contains(commit.position) for floor in floors):
@@ -480,6 +508,7 @@ class Checker:
 
     def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
+        life.join(record)
         before, life.last = life.last, record
         previous, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
         if previous is not life:
