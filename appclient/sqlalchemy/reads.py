@@ -381,7 +381,7 @@ class CachedReads:
         """The result from the cache. Raises `StandAside`, and as `fetch`."""
         statement: Any = orm.statement
         made, key = None, None
-        if "compiled_cache" not in orm.execution_options:
+        if orm.execution_options.get("compiled_cache", True) is not None:
             key = find_get(statement)
             if key is None:
                 made = statement._generate_cache_key()

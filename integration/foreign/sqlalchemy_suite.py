@@ -25,7 +25,9 @@ from integration.foreign.system import running_cache
 SCHEMA: Final = "foreign_sqlalchemy"
 TABLES: Final = """
     SELECT table_name, GROUP_CONCAT(CONCAT_WS(' ', column_name, column_type, collation_name, column_key)
-        ORDER BY ordinal_position) FROM information_schema.columns WHERE table_schema = DATABASE()
+        ORDER BY ordinal_position)
+    FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
+    WHERE table_schema = DATABASE() AND engine = 'InnoDB'
     GROUP BY table_name HAVING SUM(column_key = 'PRI') > 0
 """
 outcome: Final = Outcome()

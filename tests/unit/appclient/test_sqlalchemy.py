@@ -244,6 +244,16 @@ def test_each_execution_reads_its_own_key(shop: Shop, session: Session) -> None:
     assert len(shop.cache.asked) == 2 * 7, "none is read from the database"
 
 
+def test_what_the_application_has_compiled_is_not_asked_for_keys(session: Session) -> None:
+    """Its compiled statement has the values of the first execution."""
+    options: dict[str, Any] = {"compiled_cache": {}}
+    for _ in range(2):
+        for key in (1, 2):
+            by_key = select(Customer.id).where(Customer.id == key)
+            assert session.scalar(by_key, execution_options=options) == key
+            assert session.scalar(by_key, execution_options={"compiled_cache": None}) == key
+
+
 def test_a_hook_that_changes_the_statement_of_a_get(shop: Shop) -> None:
     sessions, orders = sessionmaker(shop.engine), [None, Customer.id]
 
