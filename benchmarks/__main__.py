@@ -24,12 +24,13 @@ from benchmarks.cores import Placement, name_of, placed
 from benchmarks.decode import measure_decode
 from benchmarks.end_to_end import measure_end_to_end
 from benchmarks.growth import measure_growth
-from benchmarks.hit import measure_get_many, measure_hit, measure_hit_telemetry
+from benchmarks.hit import measure_get_many, measure_hit, measure_hit_telemetry, measure_miss
 from benchmarks.invalidation import measure_invalidation
 from benchmarks.lag import measure_lag
 from benchmarks.lock import measure_lock
 from benchmarks.measure import ROUNDS, Result
 from benchmarks.memory import measure_memory
+from benchmarks.moving import measure_moving
 from benchmarks.orm import measure_orm
 from benchmarks.profile import measure_profile
 from benchmarks.protection_memory import measure_protection_memory
@@ -68,10 +69,12 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "lock": measure_lock,
     "memory": measure_memory,
     "protection_memory": measure_protection_memory,
+    "moving": measure_moving,
     "profile": measure_profile,
     "growth": measure_growth,
     "seek": measure_seek,
     "hit": in_both_placements(measure_hit),
+    "miss": in_both_placements(measure_miss),
     "telemetry": measure_hit_telemetry,
     "get_many": in_both_placements(measure_get_many),
     "orm": in_both_placements(measure_orm),

@@ -1,4 +1,4 @@
-"""What a hit costs by `Cache.get`, and by `Cache.get_many` over several nodes, against bare clients.
+"""What a hit and a miss cost by `Cache.get`, and hits by `Cache.get_many` over several nodes, against bare clients.
 
 The bare clients read bytes and know nothing of their freshness or of rows: their time is what a round trip costs.
 meta-memcache speaks the meta protocol as we do, and reads its replies in compiled code.
@@ -6,9 +6,10 @@ meta-memcache speaks the meta protocol as we do, and reads its replies in compil
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final, TypeVar
 
@@ -27,7 +28,7 @@ from pymemcache.client.hash import HashClient
 from appclient import Cache, OpenTelemetry, PrometheusTelemetry
 from appclient.telemetry.observer import Telemetry
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
-from benchmarks.shop import Shop, open_shop
+from benchmarks.shop import CUSTOMERS, Shop, open_shop
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError
 
@@ -41,6 +42,7 @@ MANY_KEYS: Final = 100
 MANY_NODES: Final = 4
 VALUE_TTL_SECONDS: Final = 3600
 CRITERION: Final = Criterion(at_most=1.25)
+MISS_CRITERION: Final = Criterion(at_most=2.5)
 MANY_CRITERION: Final = Criterion(at_most=0.5)
 
 
@@ -68,6 +70,38 @@ def measure_hit(rounds: int) -> list[Result]:
 
         timings = interleave(lambda _: require_hits(shop, ours), lambda _: stopwatch(baseline), rounds)
         return [timings.microseconds("hit", READS, f"pymemcache get of {len(entry)} bytes", CRITERION)]
+
+
+def measure_miss(rounds: int) -> list[Result]:
+    """One key that is not there by `Cache.get`, against a get, a SELECT by a connection that is kept, and a set."""
+    with ExitStack() as stack:
+        shop = stack.enter_context(open_shop(node_count=1))
+        bare = stack.enter_context(closing(Client(shop.nodes[0], no_delay=True)))
+        replica = stack.enter_context(closing(shop.pair.replica.connect("shop")))
+        cursor = stack.enter_context(replica.cursor())
+        items = {shop.cache.get("customer", key, explain=True).item: key for key in shop.keys}
+        names = {f"bare:{key}": key for key in shop.keys}
+
+        def ours() -> None:
+            for key in items.values():
+                shop.cache.get("customer", key)
+
+        def baseline() -> None:
+            for name, key in names.items():
+                if bare.get(name) is None:
+                    cursor.execute("SELECT * FROM customers WHERE id = %s", (key,))
+                    bare.set(name, json.dumps(cursor.fetchone()), noreply=False)
+
+        def missing(keys: Iterable[str | bytes], measure: Callable[[], float]) -> float:
+            bare.delete_many(list(keys), noreply=False)
+            return measure()
+
+        timings = interleave(
+            lambda _: missing(items, lambda: require_hits(shop, ours)),
+            lambda _: missing(names, lambda: stopwatch(baseline)),
+            rounds,
+        )
+        return [timings.microseconds("miss", CUSTOMERS, "pymemcache get, SELECT and set", MISS_CRITERION)]
 
 
 def measure_hit_telemetry(rounds: int) -> list[Result]:

@@ -7,6 +7,7 @@ wait that fails shows the nodes' state and the invalidator's log. Never touches 
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -420,6 +421,24 @@ def reading(cache: Cache, name: str, keys: Sequence[int]) -> Iterator[Counter[Re
         finally:
             ending.set()
         reads.result()
+
+
+def find_step(system: System) -> dict[str, Any]:
+    """The due step of a change of nodes."""
+    answer: dict[str, Any] = json.loads(call_cli("nodes", "--json", "-c", system.config_path).stdout)
+    return answer
+
+
+def deploy(system: System, *arguments: str) -> None:
+    """Write the next file, give it to the invalidator, and wait until it serves its nodes by that."""
+
+    def is_written() -> bool:
+        return call_cli("nodes", *arguments, "-c", system.config_path).returncode == 0
+
+    wait_until(is_written, f"nodes {arguments} is done", lambda: str(find_step(system)))
+    system.invalidator.reload(system.config)
+    wait_until(lambda: find_step(system)["name"] != "load", "all nodes are served", system.describe)
+    system.wait_covered()
 
 
 @contextmanager

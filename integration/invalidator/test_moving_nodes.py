@@ -7,7 +7,6 @@ The invalidator loads each file while it runs. A client of the previous file rea
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from contextlib import closing
 from pathlib import Path
@@ -17,28 +16,21 @@ import pytest
 
 from appclient import AsyncCache, Cache, ReadOutcome
 from freshness.algorithm import state
-from integration.harness import PATIENT, System, call_cli, reading, running_system, wait_for_hits, wait_until
+from integration.harness import (
+    PATIENT,
+    System,
+    call_cli,
+    deploy,
+    find_step,
+    reading,
+    running_system,
+    wait_for_hits,
+    wait_until,
+)
 from integration.servers import Memcached, Pair, Redis
 
 KEYS: Final = tuple(range(1, 41))
 WARM: Final = {ReadOutcome.HIT, ReadOutcome.MOVED}
-
-
-def find_step(system: System) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(call_cli("nodes", "--json", "-c", system.config_path).stdout)
-    return answer
-
-
-def deploy(system: System, *arguments: str) -> None:
-    """Write the next file, give it to the invalidator, and wait until it serves its nodes by that."""
-
-    def is_written() -> bool:
-        return call_cli("nodes", *arguments, "-c", system.config_path).returncode == 0
-
-    wait_until(is_written, f"nodes {arguments} is done", lambda: str(find_step(system)))
-    system.invalidator.reload(system.config)
-    wait_until(lambda: find_step(system)["name"] != "load", "all nodes are served", system.describe)
-    system.wait_covered()
 
 
 @pytest.fixture(autouse=True)
