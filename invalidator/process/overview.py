@@ -131,7 +131,6 @@ def _describe_node(worker: ShardWorker, node: str) -> dict[str, Any]:
         "has_all_stripes": _has_all_stripes(worker, node),
         "life": "",
         "epoch": None,
-        "rings": [],
     }
     if member is None or invalidator is None:
         return described
@@ -144,7 +143,6 @@ def _describe_node(worker: ShardWorker, node: str) -> dict[str, Any]:
             "progress": _shorten(record.progress),
             "life": record.life.hex(),
             "epoch": record.epoch,
-            "rings": [f"{ring:08x}" for ring in sorted(record.rings)],
         }
     return described
 

@@ -247,7 +247,8 @@ function showOverview(overview) {
   showReshards(overview.reshards);
   const previous = overview.previous_nodes;
   find("previous-nodes").hidden = previous.length === 0;
-  put(find("previous-nodes"), `Nodes are added or removed: keys are sent to the previous nodes, too: ${previous.join(", ")}.`);
+  const sentence = "keys are sent to the previous nodes, too. invalidator nodes says who still reads by these";
+  put(find("previous-nodes"), `Nodes are added or removed: ${sentence}: ${previous.join(", ")}.`);
   showEach(find("shards"), overview.shards, (each) => each.lineage, createShard, showShard);
   const serving = new Set(overview.shards.filter((each) => each.serving).map((each) => each.lineage));
   showEach(

@@ -227,12 +227,11 @@ def test_a_reshard_is_told_by_the_shards_that_do_not_serve(tmp_path: Path) -> No
     ]
 
 
-def test_previous_nodes_are_told_with_the_rings_of_each_node(invalidator: Watched, read: Read) -> None:
+def test_previous_nodes_are_told(invalidator: Watched, read: Read) -> None:
     assert read()["previous_nodes"] == []
     cache = replace(invalidator.config.cache, previous_nodes=("127.0.0.1:23",))
     invalidator.config = replace(invalidator.config, cache=cache)
     assert read()["previous_nodes"] == ["127.0.0.1:23"]
-    assert {tuple(node["rings"]) for node in read()["nodes"]} == {(f"{POLICY.ring:08x}",)}
 
 
 def test_a_long_position_is_cut_in_the_middle(read: Read, nodes: Nodes) -> None:
