@@ -33,7 +33,7 @@ from freshness.algorithm.request import (
     Stored,
     Version,
 )
-from freshness.algorithm.witness import Witness
+from freshness.algorithm.witness import Witness, tell_publication
 from freshness.errors import MembershipLost, NodeUnavailable
 from freshness.keys.placement import Placement
 from freshness.position import Position, empty_position
@@ -399,13 +399,15 @@ def cover(member: Membership) -> Procedure[None]:
 
     The resume copy is written first. Otherwise an invalidator without an object could revive this life and ignore
     the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
-    revive it and open it.
+    revive it and open it. A witness gets it first, too: readers may use a record whose write had no answer.
     """
     member.is_covered = True
     current = member.joined_record()
     wanted = serve(current, member.policy)
     if wanted != current:
         yield from member.write_resume(wanted)
+        if member.witness is not None:
+            tell_publication(member.witness, member.node, wanted, member.witness.now_us())
         yield from member.store(partial(serve, policy=member.policy))
 
 

@@ -175,6 +175,10 @@ def tell_invalidations(
 
 
 def tell_publication(witness: Witness, node: str, record: NodeRecord, sent_us: int) -> None:
-    """The node's record says that all of this progress is acknowledged."""
-    traces = {record.lineage: Trace(record.epoch, record.life, record.progress, record.floor)}
-    witness.tell(Action("publish", "stored", node, sent_us, witness.now_us(), traces=traces))
+    """The node's record says that all of this progress is acknowledged. The floor contains all starts: every later
+    event of a key that the record serves is sent to the node."""
+    starts = [*record.starts.values(), *(coverage.start for coverage in record.objects.values())]
+    floor = record.floor.union_all(starts)
+    traces = {record.lineage: Trace(record.epoch, record.life, record.progress, floor)}
+    outcome = "settling" if record.is_settling else "stored"
+    witness.tell(Action("publish", outcome, node, sent_us, witness.now_us(), traces=traces))

@@ -80,8 +80,9 @@ ACTIONS: Final = (
         "outcome",
         "string",
         False,
-        "Name of the `ReadOutcome`; of an invalidation: stored. NODE_DOWN for a fill that was sent and not answered: "
-        "it may be stored.",
+        "Name of the `ReadOutcome`; of an invalidation: stored; of a publish: stored, or settling if the record no "
+        "longer names a list of nodes or an object that readers may still know. NODE_DOWN for a fill that was sent "
+        "and not answered: it may be stored.",
     ),
     Column("object", "string", True, "Object name; null for an invalidation."),
     Column("tables", "list<string>", False, "Tables that the object depends on; empty for an invalidation."),
@@ -97,7 +98,12 @@ ACTIONS: Final = (
         False,
         "Position of each: token of a fill, stamp of a hit, event, progress.",
     ),
-    Column("floors", "list<string>", False, "Floor of the node for each lineage at a fill; else empty."),
+    Column(
+        "floors",
+        "list<string>",
+        False,
+        "Floor of the node for each lineage at a fill; of a publish with the record's starts; else empty.",
+    ),
     Column(
         "digest",
         "binary",

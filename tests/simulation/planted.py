@@ -366,14 +366,10 @@ def missed_invalidation(history: History, random: Random) -> set[Expected] | Non
     """Progress names the change, and the item was not invalidated on any node."""
     if history.options.nodes > 1:
         return None
-    read = {row["item"] for row in _of(history, "fill", "hit")}
     candidates = [
         row
         for row in _of(history, "invalidation")
-        if row["item"] in read
-        and _names_one(history, row)
-        and _passed(history, row)
-        and _is_within_history(history, row)
+        if _names_one(history, row) and _passed(history, row) and _is_within_history(history, row)
     ]
     if not candidates:
         return None
@@ -396,16 +392,37 @@ def _names_one(history: History, row: Row) -> bool:
 
 
 def _passed(history: History, row: Row) -> bool:
-    """Whether some life acknowledged the event that did not begin above it."""
+    """Whether some life acknowledged the event above its floor, and the item was read there under that floor."""
     event = at(history, row["positions"][0])
-    lives: dict[bytes, tuple[bool, bool]] = {}
+    lives: dict[bytes, list[Row]] = {}
     for publish in _of(history, "publish"):
         if publish["lineages"] == row["lineages"] and publish["node"] == row["node"]:
-            was_below, was_named = lives.get(publish["lives"][0], (False, False))
-            is_below = not at(history, publish["floors"][0]).contains(event)
-            is_named = at(history, publish["positions"][0]).contains(event)
-            lives[publish["lives"][0]] = was_below or is_below, was_named or is_named
-    return any(is_below and is_named for is_below, is_named in lives.values())
+            lives.setdefault(publish["lives"][0], []).append(publish)
+    for life, publishes in lives.items():
+        floors = [at(history, publish["floors"][0]) for publish in publishes]
+        floor = floors[0].union_all(floors)
+        since_us = min(
+            publish["begin_us"] for publish, held in zip(publishes, floors, strict=True) if held == floor
+        )
+        left = [publish["begin_us"] for publish in publishes if publish["outcome"] == "settling"]
+        is_named = any(at(history, publish["positions"][0]).contains(event) for publish in publishes)
+        if (
+            is_named
+            and not floor.contains(event)
+            and _is_read(history, row, life, max([since_us, *left]) + _VIEW_US)
+        ):
+            return True
+    return False
+
+
+def _is_read(history: History, row: Row, life: bytes, since_us: int) -> bool:
+    return any(
+        (read["item"], read["node"]) == (row["item"], row["node"])
+        and life in read["lives"]
+        and read["begin_us"] > since_us
+        and read["outcome"] != "STALE_SERVED"
+        for read in _of(history, "fill", "hit")
+    )
 
 
 def _remove(history: History, gone: list[Row]) -> None:

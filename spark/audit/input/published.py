@@ -20,7 +20,7 @@ from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
 from spark.audit.model.finding import Life
 from spark.audit.model.hashing import hash_names
 from spark.audit.model.schema import to_table
-from spark.audit.model.timeline import MALFORMED, NEVER, NO_ARCHIVE, NOTHING, Lineage, holds_any
+from spark.audit.model.timeline import ALWAYS, MALFORMED, NO_ARCHIVE, NOTHING, Lineage, holds_any
 
 LIVES_MAX: Final = 1_000_000
 
@@ -30,10 +30,10 @@ def _longs(*names: str) -> pyarrow.Schema:
 
 
 _PLACE: Final = ["node", "lineage", "life"]
-_LIVES: Final = _longs(*_PLACE, "begin_us", "end_us", "floor", "progress")
+_LIVES: Final = _longs(*_PLACE, "floor", "begin_us", "end_us", "progress", "left_us")
 _ACKS: Final = _longs(*_PLACE, "ordinal", "end_us")
 _HELD: Final = _longs("hole", "begin_us", "client", "sequence")
-_FOLDS: Final = [("begin_us", "min"), ("end_us", "min"), ("floor", "min"), ("progress", "max")]
+_FOLDS: Final = [("begin_us", "min"), ("end_us", "min"), ("progress", "max"), ("left_us", "max")]
 
 
 class Hole(NamedTuple):
@@ -58,8 +58,8 @@ class PublishedStep:
     holes: Sequence[Hole]
 
     def read(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.Table]]:
-        """``lives``: by node, lineage and life, the first times, the lowest floor and the highest progress; ``acks``:
-        when a raise was acknowledged; ``held``: who held a number of a hole."""
+        """``lives``: by node, lineage, life and floor, the first times, the highest progress, and when something left
+        last; ``acks``: when a raise was acknowledged; ``held``: who held a number of a hole."""
         action = batch.column("action")
         published = batch.filter(pyarrow.compute.equal(action, "publish"))
         if published.num_rows:
@@ -89,16 +89,19 @@ class PublishedStep:
         flags = progress.flags[at] | floor.flags[low]
         chosen = (flags & MALFORMED == 0) & (progress.lineage[at] != 0)
         row, at, low = row[chosen], at[chosen], low[chosen]
+        begin_us = published.column("begin_us").to_numpy()[row]
+        is_settling = pyarrow.compute.equal(published.column("outcome"), "settling")
         # A life begins though the archive has nothing of its epoch yet: nothing else is known of it then.
         is_placed = flags[chosen] & NO_ARCHIVE == 0
         arrays = (
             hash_names(published.column("node"))[row],
             progress.lineage[at],
             progress.life[at],
-            published.column("begin_us").to_numpy()[row],
+            numpy.where(is_placed, floor.prefix[low], NOTHING),
+            begin_us,
             published.column("end_us").to_numpy()[row],
-            numpy.where(is_placed, floor.prefix[low], NEVER),
             numpy.where(is_placed, progress.prefix[at], NOTHING),
+            numpy.where(is_settling.to_numpy(zero_copy_only=False)[row], begin_us, ALWAYS),
         )
         return pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), schema=_LIVES)
 
@@ -151,7 +154,7 @@ class PublishedStep:
 
 
 def _fold_lives(lives: pyarrow.Table) -> pyarrow.Table:
-    return lives.group_by(_PLACE).aggregate(_FOLDS).rename_columns(_LIVES.names)
+    return lives.group_by([*_PLACE, "floor"]).aggregate(_FOLDS).rename_columns(_LIVES.names)
 
 
 def _fold_acks(acks: pyarrow.Table) -> pyarrow.Table:
@@ -168,7 +171,7 @@ def _fold_held(held: pyarrow.Table) -> pyarrow.Table:
 
 
 def read_lives(told: pyarrow.Table | None) -> dict[tuple[int, int], list[Life]]:
-    """By (node, lineage), in the order in which they began. Raises `FormatError` for more than `LIVES_MAX`."""
+    """By (node, lineage), each life as often as its floor rose. Raises `FormatError` for more than `LIVES_MAX`."""
     table = _fold_lives(told if told is not None else _LIVES.empty_table())
     if table.num_rows > LIVES_MAX:
         raise FormatError(
@@ -177,7 +180,8 @@ def read_lives(told: pyarrow.Table | None) -> dict[tuple[int, int], list[Life]]:
         )
     lives: dict[tuple[int, int], list[Life]] = {}
     for row in sorted(table.to_pylist(), key=lambda row: (row["begin_us"], row["life"])):
-        life = Life(row["life"], row["begin_us"], row["end_us"], row["floor"], row["progress"])
+        names = ("life", "begin_us", "end_us", "floor", "progress", "begin_us", "left_us")
+        life = Life(*(row[name] for name in names))
         lives.setdefault((row["node"], row["lineage"]), []).append(life)
     return lives
 

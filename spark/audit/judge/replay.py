@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 from spark.audit.judge.facts import ItemFacts, Standing, explain_flags, find_unknown
 from spark.audit.judge.findings import ItemFindings, is_poison
@@ -48,7 +48,18 @@ from spark.audit.model.row import (
     ReplayRow,
     unpack_stamps,
 )
-from spark.audit.model.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, NEVER, UNKNOWN_FLAGS
+from spark.audit.model.timeline import ALWAYS, BEFORE_ARCHIVE, BEYOND_ARCHIVE, NEVER, UNKNOWN_FLAGS
+
+ReadsByNode: TypeAlias = dict[int, dict[int, int]]
+"""By node that had the item, and by life: when the item was last read or stored there."""
+
+
+def note_read(nodes: ReadsByNode, node: int, kind: int, flags: int, begin_us: int, stamps: bytes) -> None:
+    """Note an action. Old values that the configuration allows do not count."""
+    reads = nodes.setdefault(node, {})
+    if kind != INVALIDATION and not flags & SERVED_STALE:
+        for stamp in unpack_stamps(stamps):
+            reads[stamp.life] = max(begin_us, reads.get(stamp.life, begin_us))
 
 
 class ItemReplay:
@@ -75,7 +86,7 @@ class ItemReplay:
         self._fills: dict[tuple[int, int, bytes, int, int], tuple[str, ActionSpan]] = {}
         self._stored: dict[tuple[int, int, int], ActionSpan] = {}
         self._unanswered: set[tuple[int, bytes, int]] = set()
-        self._nodes: dict[int, bool] = {}
+        self._nodes: ReadsByNode = {}
         self._was_recorded = False
         self._hits = 0
         self._first_hit = 0, 0
@@ -86,16 +97,15 @@ class ItemReplay:
             self._facts.add_change(row)
             return
         entry, span = row.entry(), row.span()
+        note_read(self._nodes, row.node, row.kind, row.flags, row.begin_us, row.stamps)
         self._was_recorded |= bool(entry.flags & JUDGED)
         is_new = not is_judged and not entry.flags & (JUDGED | CONTEXT)
         is_told = is_new and self._rules.from_us < span.first_us <= self._rules.as_of_us
         if row.kind == INVALIDATION:
-            self._nodes.setdefault(entry.node, False)
             if is_told:
                 self._judge_invalidation(entry, span)
             self._facts.add_invalidation(entry, span)
             return
-        self._nodes[entry.node] = True
         if row.kind == FILL:
             failure = "" if is_judged else self._judge_fill(entry, row.observed, span, is_told)
             self._remember(entry, span, failure)
@@ -280,7 +290,7 @@ class ItemReplay:
         return self._tell(changes.pending)
 
     def finish_missed(
-        self, missed: Iterable[tuple[int, int]], nodes: Mapping[int, bool]
+        self, missed: Iterable[tuple[int, int]], nodes: ReadsByNode
     ) -> Iterator[Finding | PendingChange]:
         """As `finish`, for an item that is counted, and of whose changes nothing invalidated these alone."""
         changes = ChangeJudge(self._facts, self._findings, self._tally, nodes)
@@ -303,14 +313,11 @@ def _value_of(entry: AuditedEntry) -> tuple[int, int, bytes, int, int]:
 
 
 class ChangeJudge:
-    """``nodes``: nodes that had the item, and whether it was read there. ``pending``: the changes that cannot be
-    judged yet."""
+    """``nodes``: result of `note_read`. ``pending``: the changes that cannot be judged yet."""
 
     __slots__ = ("_facts", "_findings", "_nodes", "_tally", "pending")
 
-    def __init__(
-        self, facts: ItemFacts, findings: ItemFindings, tally: Tally, nodes: Mapping[int, bool]
-    ) -> None:
+    def __init__(self, facts: ItemFacts, findings: ItemFindings, tally: Tally, nodes: ReadsByNode) -> None:
         self._facts, self._findings, self._tally, self._nodes = facts, findings, tally, nodes
         self.pending: list[PendingChange] = []
 
@@ -337,16 +344,23 @@ class ChangeJudge:
         self._judge_missed(lineage, log, bisect_left(log.ordinals, ordinal))
 
     def _judge_missed(self, lineage: int, log: Log, at: int) -> None:
-        """Lost if progress names the change; else it is below a floor, only late, or was invalidated while nobody
-        recorded that."""
+        """Lost if progress names the change, and the item was read in that life under that floor; else it is below
+        a floor, only late, or was invalidated while nobody recorded that."""
         facts, tally = self._facts, self._tally
         ordinal, committed_us = log.ordinals[at], log.committed[at]
         if not facts.was_recorded_after(lineage, committed_us):
             tally.counts["changes before the history"] += 1
             return
-        nodes = [node for node, is_read in self._nodes.items() if is_read] or list(self._nodes)
-        lives = [(node, life) for node in nodes for life in facts.known.lives.get((node, lineage), ())]
-        passed = min((node for node, life in lives if life.floor < ordinal <= life.progress), default=None)
+        lives = [(node, it) for node in self._nodes for it in facts.known.lives.get((node, lineage), ())]
+        past = [(node, life) for node, life in lives if life.floor < ordinal <= life.progress]
+        # Who reads by an older copy of the record may read what has left.
+        wait_us = facts.rules.clock_error_us + facts.rules.view_us
+        read = (
+            node
+            for node, life in past
+            if self._nodes[node].get(life.life, ALWAYS) - wait_us > max(life.since_us, life.left_us)
+        )
+        passed = min(read, default=None)
         if passed is not None and facts.was_lost(lineage, committed_us):
             tally.unknown[0, verdict.NOT_INVALIDATED_LOST] += 1
         elif passed is not None:
@@ -361,6 +375,8 @@ class ChangeJudge:
             tally.counts["changes below a floor"] += 1
         elif not lives:
             tally.unknown[0, verdict.NO_PUBLISH] += 1
+        elif past:
+            tally.counts["changes that no read needs"] += 1
         else:
             tally.counts["changes not yet acknowledged"] += 1
             self._put_off(lineage, ordinal)
@@ -383,7 +399,7 @@ def replay(
 def replay_witnesses(
     rows: Iterable[tuple[ReplayRow, bool]],
     missed: Mapping[tuple[int, int], Collection[tuple[int, int]]],
-    nodes: Mapping[tuple[int, int], Mapping[int, bool]],
+    nodes: Mapping[tuple[int, int], ReadsByNode],
     rules: Rules,
     known: Knowledge,
     tally: Tally,

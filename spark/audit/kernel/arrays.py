@@ -183,6 +183,13 @@ class Actions:
     def is_single(self) -> bool:
         return bool((self.counts == 1).all())
 
+    @property
+    def life(self) -> Integers:
+        """The life of each row's first stamp; 0 for a row without stamps."""
+        life, has_some = numpy.zeros(len(self), numpy.int64), self.counts > 0
+        life[has_some] = self.book.life[self.book.starts[self.value[has_some]]]
+        return life
+
     @cached_property
     def row(self) -> Integers:
         """The row of each stamp."""

@@ -28,7 +28,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from spark.audit.judge.facts import explain_flags
-from spark.audit.judge.replay import replay, replay_witnesses
+from spark.audit.judge.replay import ReadsByNode, note_read, replay, replay_witnesses
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
@@ -154,10 +154,10 @@ class Piece:
             at = numpy.flatnonzero(kind == each)
             of_kind = {name: column[at] for name, column in columns.items()}
             parts.append(Actions(at, of_kind, items[at], stamps, values[at]))
-        self.invalidations, self.fills, self._hits = parts
+        self.invalidations, self.fills, self.hits = parts
         self._acks = AckOrder(self.invalidations, self.changes)
         self.placed_fills = self._place(self.fills)
-        self.told_hits = self._hits.where(self.is_told(self._hits))
+        self.told_hits = self.hits.where(self.is_told(self.hits))
         self.placed_hits = self._place(self.told_hits)
         self._change_witnesses = numpy.zeros(len(self.changes), numpy.bool_)
         self._suspicious: list[Integers] = []
@@ -443,14 +443,15 @@ class Piece:
             self._tally,
         )
 
-    def _find_nodes(self, items: Integers) -> dict[tuple[int, int], dict[int, bool]]:
-        """By item, the nodes that had it, and whether it was read there."""
+    def _find_nodes(self, items: Integers) -> dict[tuple[int, int], ReadsByNode]:
+        """By item, the nodes that had it, and when it was read there."""
         chosen = numpy.isin(self._items, numpy.unique(items)) & (self._columns["kind"] != CHANGE)
-        nodes: dict[tuple[int, int], dict[int, bool]] = {}
-        names = ("h1", "h2", "node", "kind")
-        for h1, h2, node, kind in zip(*(self._columns[name][chosen].tolist() for name in names), strict=True):
-            of = nodes.setdefault((h1, h2), {})
-            of[node] = of.get(node, False) or kind != INVALIDATION
+        nodes: dict[tuple[int, int], ReadsByNode] = {}
+        names = ("h1", "h2", "node", "kind", "flags", "begin_us")
+        columns = [self._columns[name][chosen].tolist() for name in names]
+        stamps = self._stamps.filter(pyarrow.array(chosen)).to_pylist()
+        for h1, h2, *action in zip(*columns, stamps, strict=True):
+            note_read(nodes.setdefault((h1, h2), {}), *action)
         return nodes
 
 
@@ -460,10 +461,7 @@ which nothing is known because actions were lost, or none."""
 
 
 def _entry_key(actions: Actions) -> NDArray[numpy.uint64]:
-    life = numpy.zeros(len(actions), numpy.int64)
-    has_some = actions.counts > 0
-    life[has_some] = actions.book.life[actions.book.starts[actions.value[has_some]]]
-    return mix(actions.item, actions["node"], actions["version"], life)
+    return mix(actions.item, actions["node"], actions["version"], actions.life)
 
 
 def _stored_key(actions: Actions) -> NDArray[numpy.uint64]:

@@ -54,9 +54,10 @@ Evidence: TypeAlias = tuple[Reference, ...]
 
 
 class Life(NamedTuple):
-    """The publishes of one life of a node for a lineage: its first times, lowest floor and highest progress.
+    """The publishes of one life of a node for a lineage: its first times, highest floor and highest progress.
 
-    Times are microseconds, floor and progress are ordinals.
+    ``since_us``: when that floor was first published; it rises with another list of nodes, and with the objects.
+    ``left_us``: when some of them left last. Times are microseconds, floor and progress are ordinals.
     """
 
     life: int
@@ -64,6 +65,21 @@ class Life(NamedTuple):
     first_end_us: int
     floor: int
     progress: int
+    since_us: int
+    left_us: int = ALWAYS
+
+    def join(self, other: Life) -> Life:
+        """All publishes of both."""
+        highest = max(self, other, key=lambda life: (life.floor, -life.since_us))
+        return Life(
+            self.life,
+            min(self.first_begin_us, other.first_begin_us),
+            min(self.first_end_us, other.first_end_us),
+            highest.floor,
+            max(self.progress, other.progress),
+            highest.since_us,
+            max(self.left_us, other.left_us),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ whose answer is longer than a piece. Called by the audit, before the pieces are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy
 import pyarrow
@@ -40,6 +40,7 @@ from spark.audit.model.row import (
     JUDGED,
     NO_NUMBER,
     ROW,
+    SERVED_STALE,
     unpack_stamps,
 )
 from spark.audit.model.schema import REPLAY, to_table
@@ -189,7 +190,7 @@ class BorderStep:
         if not _is_plain(item, table) or len(rows.find_odd()):
             yield "whole", to_table([(item.base,)], _WHOLE)
         segment = item.find(piece)
-        chosen = _find_seen(columns)
+        chosen = _find_seen(rows)
         if segment.is_first:
             chosen = numpy.concatenate((chosen, _find_border(rows, item)))
         border = table.take(pyarrow.array(numpy.unique(chosen)))
@@ -209,13 +210,17 @@ def _is_plain(item: HotItem, table: pyarrow.Table) -> bool:
     return bool(is_one and (lineage == item.lineage).all())
 
 
-def _find_seen(columns: Mapping[str, Any]) -> Integers:
-    """Rows that show on which nodes the item was, and whether some were judged before."""
-    kind, flags = columns["kind"], columns["flags"]
-    actions = numpy.flatnonzero((kind != CHANGE) & ((flags & CONTEXT) == 0))
-    _, first = numpy.unique(mix(columns["node"][actions], kind[actions]), return_index=True)
-    judged = actions[(flags[actions] & JUDGED) > 0][:1]
-    return numpy.concatenate((actions[first], judged))
+def _find_seen(rows: Piece) -> Integers:
+    """Rows that show on which nodes the item was, when last in each life, and whether some were judged before."""
+    chosen = []
+    for actions in (rows.invalidations, rows.fills, rows.hits):
+        own = actions.where((actions["flags"] & CONTEXT) == 0)
+        latest = numpy.argsort(-own["begin_us"], kind="stable")
+        life = numpy.where(own["kind"] == INVALIDATION, 0, own.life)
+        keys = mix(own["node"], life, own["flags"] & SERVED_STALE)[latest]
+        _, last = numpy.unique(keys, return_index=True)
+        chosen += [own.at[latest[last]], own.at[(own["flags"] & JUDGED) > 0][:1]]
+    return numpy.concatenate(chosen)
 
 
 def _find_border(rows: Piece, item: HotItem) -> Integers:

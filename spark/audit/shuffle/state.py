@@ -35,7 +35,7 @@ from spark.audit.model.schema import ITEM, REPLAY
 from spark.audit.model.timeline import Run
 from spark.folder import Folder, open_folder
 
-STATE_VERSION: Final = 5
+STATE_VERSION: Final = 6
 MANIFEST: Final = "manifest.json"
 DRAFT: Final = ".draft"
 ITEMS: Final = "items.parquet"

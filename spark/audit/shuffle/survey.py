@@ -198,14 +198,7 @@ def _merge_lives(
         for place, of_place in lives.items():
             held = merged.setdefault(place, {})
             for life in of_place:
-                old = held.get(life.life, life)
-                held[life.life] = Life(
-                    life.life,
-                    min(old.first_begin_us, life.first_begin_us),
-                    min(old.first_end_us, life.first_end_us),
-                    min(old.floor, life.floor),
-                    max(old.progress, life.progress),
-                )
+                held[life.life] = life.join(held.get(life.life, life))
     return {
         place: sorted(held.values(), key=lambda life: life.first_begin_us) for place, held in merged.items()
     }

@@ -31,6 +31,7 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.witness import Action
 from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable
 from freshness.keys.placement import Placement
 from freshness.position import MariadbPosition, parse_position
@@ -55,6 +56,7 @@ from tests.schedules.world import (
     lookup,
     version_of,
 )
+from tests.unit.freshness.algorithm.test_witness import Seen
 
 RECORD = record_key(NAMESPACE, LINEAGE)
 RESUME = resume_key(NAMESPACE, LINEAGE)
@@ -1178,6 +1180,26 @@ def test_an_object_leaves_with_a_higher_topology_and_comes_back_from_the_progres
     again = world.record().objects
     assert again[ORDER.name] == Coverage(ORDER.fingerprint, before)
     assert again[CUSTOMER.name].start == world.database.base
+
+
+def test_a_witness_knows_the_starts_of_a_record_before_readers_do() -> None:
+    """Also if the answer to the write is lost, and the life ends before it is written again."""
+    world = World()
+    start(world, objects=BOTH)
+    world.commit(KEY)
+    two = Invalidator(world, objects={**BOTH, ORDER.name: 99}, topology=2)
+    told: list[tuple[Action, NodeRecord]] = []
+
+    class Early(Seen):
+        def tell(self, action: Action) -> None:
+            told.append((action, world.record()))
+
+    two.member.witness = Early()
+    two.join().apply()
+    action, record = next(each for each in told if each[0].kind == "publish")
+    assert record.objects[ORDER.name].fingerprint == ORDER.fingerprint
+    assert action.traces[LINEAGE].floor == record.progress
+    assert world.record().objects[ORDER.name].fingerprint == 99
 
 
 def test_a_ring_is_served_from_the_progress_on_or_as_one_that_brings_the_same_keys() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pytest
 
-from freshness.algorithm.envelope import Filled, NodeRecord, Stamp
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import MISSING, Cas, Item, Refused, Reply, Stored
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
@@ -128,6 +128,22 @@ def test_invalidations_and_a_publication() -> None:
         Action("invalidation", "stored", "n1", 10, 20, b"other", traces={LINEAGE: Trace(3, LIFE, at("10"))}),
         Action("publish", "stored", "n1", 11, 20, traces={LINEAGE: Trace(3, LIFE, at("1-10"), at("1-5"))}),
     ]
+
+
+def test_a_publication_has_all_starts_and_says_whether_something_leaves() -> None:
+    objects = {"customer": Coverage(5, at("1-5")), "order": Coverage(6, at("1-6"))}
+    served = replace(RECORD, objects=objects)
+    moved = replace(served, starts={8: at("1-7"), 9: at("1-4")})
+    for record, floor, outcome in (
+        (served, at("1-6"), "stored"),
+        (moved, at("1-7"), "stored"),
+        (replace(moved, is_settling=True), at("1-7"), "settling"),
+    ):
+        seen = Seen()
+        tell_publication(seen, "n1", record, 11)
+        assert [(action.traces[LINEAGE].floor, action.outcome) for action in seen.actions] == [
+            (floor, outcome)
+        ]
 
 
 def test_items_out_of_the_sample_are_not_told() -> None:

@@ -17,7 +17,7 @@ from spark.audit.input import archive, evidence, published
 from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import Audit, audit
 from spark.audit.model import verdict
-from spark.audit.model.finding import Rules
+from spark.audit.model.finding import Life, Rules
 from spark.audit.shuffle import survey
 from tests.simulation.recorded import write_rows
 
@@ -123,6 +123,21 @@ def test_a_life_ends_the_previous_one_though_the_archive_has_nothing_of_its_epoc
     end = {**change(4), "timestamp_us": 10**12 + 60 * 10**6, "received_us": 10**12 + 60 * 10**6}
     result = run([*map(change, (1, 2, 3)), end], actions)
     assert [row["kind"] for row in result.violations.to_pylist()] == [verdict.DEAD_LIFE_HIT]
+
+
+def test_a_life_is_of_its_highest_floor(run: Auditor) -> None:
+    """An epoch that the archive lacks says nothing of a floor."""
+    told = [("1", "1"), ("2", "1-2"), ("3", "1-2"), ("4", "1"), ("5", "1-3")]
+    publishes = [
+        {**publish(int(at), 7), "floors": [f"{SOURCE}:{floor}"], "begin_us": int(at), "end_us": int(at) + 1}
+        for at, floor in told
+    ]
+    publishes[-1]["epochs"] = ["2"]
+    for each in publishes[1:3]:
+        each["outcome"] = "settling"
+    result = run([*map(change, (1, 2, 3))], publishes)
+    [[life]] = result.carry.kept.known.lives.values()
+    assert life[1:] == Life(0, 1, 2, 2, 3, 2, 3)[1:]
 
 
 def test_more_holes_than_are_looked_for_are_refused(run: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:

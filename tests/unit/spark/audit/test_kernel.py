@@ -90,9 +90,12 @@ def knowledge_of(random: Random, lineages: dict[int, Lineage]) -> Knowledge:
         for number in lineages:
             if random.random() < 0.7:
                 each = [
-                    Life(life, begin, begin + SECOND, random.randrange(0, 20), random.randrange(10, 45))
+                    Life(
+                        life, begin, begin + SECOND, random.randrange(0, 20), random.randrange(10, 45), since
+                    )
                     for life in LIVES[: random.randrange(1, 3)]
                     for begin in [random.randrange(120 * SECOND)]
+                    for since in [begin + Random(begin).choice((0, 0, 30 * SECOND))]
                 ]
                 lives[node, number] = sorted(each, key=lambda life: life.first_begin_us)
     raises, raise_acks = {}, {}

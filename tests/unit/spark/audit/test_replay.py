@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -144,7 +145,9 @@ def test_a_clock_set_back_does_not_make_later_commits_earlier() -> None:
 LINEAGE: Final = lineage_of(run_of(1, 1, 1000))
 NODE, LIFE, READER, WRITER, WHO = 11, 12, 13, 14, 15
 RULES: Final = Rules(10_000 * SECOND)
-KNOWN: Final = Knowledge({7: LINEAGE}, history_from_us={7: 0}, lives={(NODE, 7): [Life(LIFE, 0, 0, 0, 1000)]})
+KNOWN: Final = Knowledge(
+    {7: LINEAGE}, history_from_us={7: 0}, lives={(NODE, 7): [Life(LIFE, 0, 0, 0, 1000, 0)]}
+)
 
 
 def stamps(prefix: int, *extras: int, flags: int = 0, life: int = LIFE) -> bytes:
@@ -303,7 +306,7 @@ def test_a_hit_in_a_life_that_has_ended_is_not_called_stale_too(first_us: int) -
     """The life ended at 14 s, or after the change was acknowledged at 20 s."""
     begins = [9, 12, 16.4, 16.6, 18, 20.4, 20.6, 30]
     rows = (change(10, 101, 100), invalidation(20, 10), fill(5, 5, 60, 55))
-    lives = [Life(LIFE, 0, 0, 0, 1000), Life(99, first_us, first_us, 0, 1000)]
+    lives = [Life(LIFE, 0, 0, 0, 1000, 0), Life(99, first_us, first_us, 0, 1000, first_us)]
     known = replace(KNOWN, lives={(NODE, 7): lives})
     dead = [("dead_life_hit", "F7", 3)] if first_us < 20 * SECOND else []
     assert found(*rows, *(hit(at, 5, 60) for at in begins), known=known) == [*dead, ("stale_hit", "F11", 2)]
@@ -348,10 +351,10 @@ def test_lost_actions_make_an_origin_unknown_and_not_wrong() -> None:
 @pytest.mark.parametrize(
     ("lives", "findings", "count"),
     [
-        ([Life(LIFE, 0, 0, 5, 1000)], [("missed_invalidation", "F14", 1)], None),
-        ([Life(LIFE, 0, 0, 9, 10)], [("missed_invalidation", "F14", 1)], None),
-        ([Life(LIFE, 0, 0, 10, 1000)], [], "changes below a floor"),
-        ([Life(LIFE, 0, 0, 5, 9)], [], "changes not yet acknowledged"),
+        ([Life(LIFE, 0, 0, 5, 1000, 0)], [("missed_invalidation", "F14", 1)], None),
+        ([Life(LIFE, 0, 0, 9, 10, 0)], [("missed_invalidation", "F14", 1)], None),
+        ([Life(LIFE, 0, 0, 10, 1000, 0)], [], "changes below a floor"),
+        ([Life(LIFE, 0, 0, 5, 9, 0)], [], "changes not yet acknowledged"),
     ],
 )
 def test_loss_is_told_from_lag(lives: list[Life], findings: list[Any], count: str | None) -> None:
@@ -359,6 +362,44 @@ def test_loss_is_told_from_lag(lives: list[Life], findings: list[Any], count: st
     known = replace(KNOWN, lives={(NODE, 7): lives})
     assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=known, tally=tally) == findings
     assert count is None or tally.counts[count] == 1
+
+
+SOON: Final = 5 + (RULES.clock_error_us + RULES.view_us) / SECOND
+"""How long who reads may trust a record from before 5 s."""
+
+
+@pytest.mark.parametrize(
+    ("read", "findings"),
+    [
+        (fill(SOON + 0.1, 5, 60, 55), [("missed_invalidation", "F14", 1)]),
+        (hit(SOON + 0.1, 5, 60), [("missed_invalidation", "F14", 1)]),
+        (fill(SOON, 5, 60, 55), []),
+        (invalidation(SOON + 0.1, 900), []),
+        (hit(SOON + 0.1, 5, 60, flags=SERVED_STALE), []),
+        (fill(SOON + 0.1, 5, 60, 55, stamps=stamps(5, life=99)), []),
+        (fill(SOON + 0.1, 5, 60, 55, node=99), []),
+    ],
+)
+def test_a_change_is_missed_where_the_item_was_read_under_the_floor_of_the_life(
+    read: ReplayRow, findings: list[Any]
+) -> None:
+    """5 s after the life began the floor rose, since the node has other items from there on, or items left."""
+    rows = change(10, 101, 100), fill(1, 5, 60, 55), read
+    for since_us, left_us in ((5 * SECOND, 4 * SECOND), (0, 5 * SECOND)):
+        tally, life = Tally(), Life(LIFE, 0, 0, 4, 1000, since_us, left_us)
+        known = replace(KNOWN, lives={(NODE, 7): [life]})
+        assert found(*rows, known=known, tally=tally) == findings
+        assert tally.counts["changes that no read needs"] == (not findings)
+
+
+def test_a_life_has_its_highest_floor_and_when_that_began() -> None:
+    low, high, later = (
+        Life(LIFE, 1, 2, 5, 30, 1, 6),
+        Life(LIFE, 7, 8, 9, 20, 7),
+        Life(LIFE, 8, 9, 9, 40, 8, 3),
+    )
+    for one, other in permutations((low.join(high), later)):
+        assert one.join(other) == Life(LIFE, 1, 2, 9, 40, 7, 6)
 
 
 def test_where_actions_were_lost_a_missing_invalidation_is_unknown() -> None:

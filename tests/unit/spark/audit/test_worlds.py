@@ -122,7 +122,8 @@ def test_worlds_with_crashes_and_lag_are_clean(engine: Engine, worlds: list[Plan
     clean = [world for world in worlds if not world.plant]
     assert len(clean) >= WORLDS / 4
     faults = {fault for world in clean for fault in world.history.options.faults}
-    assert {"crash", "restart", "evict", "flush", "jump", "cut", "truncate", "lose_reply", "pause"} <= faults
+    wanted = {"crash", "restart", "evict", "flush", "jump", "cut", "truncate", "lose_reply", "pause"}
+    assert wanted | {"redeploy", "reshape"} <= faults
     result = run(engine, write(clean, tmp_path))
     summary = result.summary
     assert (summary.exit_code, summary.found, summary.unknown) == (verdict.CLEAN, [], {})
@@ -243,7 +244,7 @@ def _not_planted(result: Audit, worlds: Sequence[Planted]) -> list[Expected]:
     return sorted(each for each in found_in(result) if (each.world, each.item) not in planted)
 
 
-@pytest.mark.parametrize(("archive_s", "history_s"), [(0, 4), (7, 7), (9, 8), (0, 12)])
+@pytest.mark.parametrize(("archive_s", "history_s"), [(0, 8), (7, 7), (9, 8), (0, 12)])
 def test_history_that_begins_later_accuses_nothing_more(
     engine: Engine, worlds: list[Planted], tmp_path: Path, archive_s: int, history_s: int
 ) -> None:
