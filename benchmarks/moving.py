@@ -115,7 +115,7 @@ def _writing(system: System) -> Iterator[None]:
 
 @contextmanager
 def _paced(work: Callable[[], object], rate: int) -> Iterator[None]:
-    """So many calls a second, in a thread. Raises what a call has raised."""
+    """Call it so often a second in a thread. Raises the error of a call."""
     ending = threading.Event()
 
     def run() -> None:
