@@ -31,7 +31,7 @@ from integration.appclient.sessions import KEYS, fill_tables, opened
 from integration.harness import System
 from integration.servers import Flavor, Pair
 
-SECONDS: Final = float(os.environ.get("FUZZ_SECONDS", "10"))
+SECONDS: Final = float(os.environ.get("FUZZ_SECONDS", "30"))
 SEED: Final = int(os.environ.get("FUZZ_SEED", "1"))
 ROUNDS_AT_LEAST: Final = 30
 CHECKED_EVERY: Final = 5
