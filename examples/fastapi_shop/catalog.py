@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from fastapi import Request
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
@@ -61,8 +62,6 @@ async def lifespan(app: Any) -> AsyncIterator[dict[str, Any]]:
 
 
 if CACHE in OURS:
-    from fastapi import Request
-
     from appclient.sqlalchemy import CachedReads
     from appclient.starlette import ReadYourWrites, cache_lifespan, request_reads
     from appclient.web import AsyncRequestReads, TokenCookie
