@@ -156,11 +156,20 @@ def _target_of(member: Membership) -> Target:
 
 
 def _wait_for_readers(member: Membership) -> Procedure[None]:
-    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease."""
-    until = member.clock() + member.policy.node_refresh_seconds
-    while (left := until - member.clock()) > 0.001:
-        yield Wait(min(left, member.policy.lease_seconds / 3))
-        yield from _renew_if_due(member)
+    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease.
+
+    A ring or an object may leave during this, by a renewal that covers the record or by another invalidator.
+    """
+    record = None
+    while record is None or not _serves_the_same(record, member.joined_record()):
+        record, until = member.joined_record(), member.clock() + member.policy.node_refresh_seconds
+        while (left := until - member.clock()) > 0.001:
+            yield Wait(min(left, member.policy.lease_seconds / 3))
+            yield from _renew_if_due(member)
+
+
+def _serves_the_same(record: NodeRecord, other: NodeRecord) -> bool:
+    return (record.rings, record.objects) == (other.rings, other.objects)
 
 
 def _raise_floors(member: Membership, batch: Batch) -> Procedure[None]:

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from freshness.algorithm.envelope import previous_reader_key
-from freshness.algorithm.request import Item
+from freshness.algorithm.request import Cas, Item, Wait
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.state import PREVIOUS_READER_SECONDS
 from freshness.errors import MembershipLost
@@ -154,6 +154,25 @@ def test_a_renewal_of_the_lease_does_not_end_the_wait_for_readers() -> None:
     assert world.record().is_settling
     away.apply()
     assert not world.record().is_settling
+
+
+def test_a_ring_that_leaves_during_a_wait_for_readers_is_waited_for_from_then_on() -> None:
+    """The record settles from an earlier change, and a renewal covers it in the middle of the wait."""
+    world = World(nodes=("n1", "n2"))
+    world.placements = PLACEMENTS
+    serve(world, ONE, TWO)
+    assert read(world, ONE) is ReadOutcome.FILLED
+    Invalidator(world, ring=ONE, topology=2).join().applying().until_kind(Wait)
+    assert (world.record().rings, world.record().is_settling) == ({ONE}, True)
+    away = Invalidator(world, ring=TWO, topology=3).join()
+    world.sleep(1)
+    world.commit(KEY)
+    run = away.applying().until(lambda request: isinstance(request, Cas))
+    reader = Reader(world, world.replica(), ONE)
+    assert reader.read(ON_N1) is ReadOutcome.HIT, "its copy of the record names the ring"
+    run.finish()
+    assert reader.read(ON_N1) is ReadOutcome.RING
+    assert world.broken == []
 
 
 def move_silently(world: World) -> ReadOutcome:
