@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.measure import Result, stopwatch
+from benchmarks.measure import Result, paced, stopwatch
 from benchmarks.pipeline import (
     STREAM_SECONDS,
     Log,
@@ -275,18 +273,11 @@ def _read_for(shop: Shop, seconds: float) -> int:
 @contextmanager
 def _changing(shop: Shop) -> Iterator[None]:
     """Change customers in the background, at `CHANGES_A_SECOND`."""
-    is_over = threading.Event()
+    chance = random.Random(2)
+    with closing(shop.pair.primary.connect(SCHEMA)) as connection, connection.cursor() as cursor:
 
-    def change() -> None:
-        chance = random.Random(2)
-        with closing(shop.pair.primary.connect(SCHEMA)) as connection, connection.cursor() as cursor:
-            while not is_over.wait(1 / CHANGES_A_SECOND):
-                cursor.execute(shop.visit(chance.choice(shop.keys)))
+        def change() -> None:
+            cursor.execute(shop.visit(chance.choice(shop.keys)))
 
-    with ThreadPoolExecutor(1) as pool:
-        changes = pool.submit(change)
-        try:
+        with paced(change, CHANGES_A_SECOND):
             yield
-        finally:
-            is_over.set()
-        changes.result()

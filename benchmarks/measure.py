@@ -8,8 +8,11 @@ The module does not depend on the measured work.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,3 +159,23 @@ def stopwatch(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+@contextmanager
+def paced(work: Callable[[], object], rate: int) -> Iterator[None]:
+    """Call ``work`` so often a second in a thread. Raises the error of a call."""
+    ending = threading.Event()
+
+    def run() -> None:
+        begun, number = time.monotonic(), 0
+        while not ending.wait(begun + number / rate - time.monotonic()):
+            work()
+            number += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        calls = pool.submit(run)
+        try:
+            yield
+        finally:
+            ending.set()
+        calls.result()

@@ -8,11 +8,9 @@ previous node is one of the database.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +19,7 @@ from typing import Final
 from unittest.mock import patch
 
 from appclient import ReadOutcome
-from benchmarks.measure import Criterion, Result
+from benchmarks.measure import Criterion, Result, paced
 from freshness.algorithm import state
 from integration.harness import System, deploy, running_system, wait_for_hits
 from integration.servers import Memcached, database_pair
@@ -98,7 +96,7 @@ def _reading(system: System, seconds: Seconds) -> Iterator[None]:
             outcome = cache.get("customer", random.choice(KEYS), explain=True).outcome
             seconds.setdefault(int(time.monotonic()), Counter())[outcome in WARM] += 1
 
-        with _paced(read, READS):
+        with paced(read, READS):
             yield
 
 
@@ -109,25 +107,5 @@ def _writing(system: System) -> Iterator[None]:
         def write() -> None:
             cursor.execute("UPDATE customers SET v = v + 1 WHERE id = %s", (random.choice(KEYS),))
 
-        with _paced(write, WRITES):
+        with paced(write, WRITES):
             yield
-
-
-@contextmanager
-def _paced(work: Callable[[], object], rate: int) -> Iterator[None]:
-    """Call it so often a second in a thread. Raises the error of a call."""
-    ending = threading.Event()
-
-    def run() -> None:
-        begun, number = time.monotonic(), 0
-        while not ending.wait(begun + number / rate - time.monotonic()):
-            work()
-            number += 1
-
-    with ThreadPoolExecutor(1) as pool:
-        calls = pool.submit(run)
-        try:
-            yield
-        finally:
-            ending.set()
-        calls.result()
