@@ -173,6 +173,10 @@ mutants: venv ## the code without one defence after the other: does a test notic
 bench: setup ## measure, against named baselines
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: examples
+examples: setup ## the example applications with each cache; writes docs/scoreboard.md
+	@$(BIN)/python -m examples.scoreboard --write $(ARGS)
+
 .PHONY: docs
 docs: venv ## write the tables of docs/ that are made from the code
 	@$(BIN)/python -m docs.generate
