@@ -23,12 +23,12 @@ _SPACE: Final = rf"(?>\s|{_COMMENT}|/\*M?!\d*|\*/)"
 """Between two words. The server carries out the text of /*! */."""
 _CHANGES: Final = re.compile(
     rf"(?>\(|{_SPACE})*+(?:SET{_SPACE}++STATEMENT\b.*?\bFOR{_SPACE}++)?"
-    rf"(?:USE|SET(?!{_SPACE}++STATEMENT\b)|PREPARE|EXECUTE|LOCK{_SPACE}++TABLES?"
+    rf"(?:USE|SET(?!{_SPACE}++STATEMENT\b)|PREPARE|EXECUTE|CALL|LOCK{_SPACE}++TABLES?"
     rf"|CREATE{_SPACE}++(?:OR{_SPACE}++REPLACE{_SPACE}++)?TEMPORARY"
     rf"|BEGIN{_SPACE}++NOT|IF|CASE|LOOP|WHILE|REPEAT|FOR)\b",
     _FLAGS,
 )
-"""The last are programs in MariaDB, of any statements."""
+"""A procedure, and the last ones, which are programs in MariaDB, are of any statements."""
 _LOCK: Final = re.compile(r"\bGET_LOCK\b", re.IGNORECASE)
 _HARMLESS: Final = re.compile(
     r"\s*SET\s+(?:SESSION\s+|LOCAL\s+|@@SESSION\.|@@)?"

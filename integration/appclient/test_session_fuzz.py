@@ -52,6 +52,7 @@ CHANGES: Final = (
     "EXECUTE IMMEDIATE 'USE tenant_b'",
     "BEGIN NOT ATOMIC SET time_zone = '{zone}'; END",
     "SELECT shift_zone()",
+    "CALL be_odd()",
     "SELECT @tenant := 5",
     "SELECT GET_LOCK('lock{limit}', 0)",
     "SELECT * FROM nowhere",

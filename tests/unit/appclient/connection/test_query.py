@@ -106,6 +106,8 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
         ("CREATE /*! OR REPLACE */ TEMPORARY TABLE t (id INT)", True),
         ("LOCK/**/TABLE customers READ", True),
         ("EXECUTE IMMEDIATE CONCAT('SET time', '_zone = 1')", True),
+        ("CALL prepare_tenant(5)", True),
+        ("SET STATEMENT max_statement_time = 1 FOR CALL prepare_tenant(5)", True),
         ("BEGIN NOT ATOMIC SET time_zone = '+05:00'; END", True),
         ("IF 1 THEN SET time_zone = '+05:00'; END IF", True),
         ("SET STATEMENT max_statement_time = 1 FOR SET time_zone = '+05:00'", True),
@@ -119,6 +121,7 @@ def test_a_statement_that_may_change_the_session_is_refused(sql: str) -> None:
         ("SET STATEMENT max_statement_time = 1 FOR SELECT 1", False),
         ("SELECT 1", False),
         ("UPDATE customers SET name = 'USE'", False),
+        ("CALLED", False),
         ("CREATE TABLE customers (id INT)", False),
     ],
 )
