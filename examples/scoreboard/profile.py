@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import cProfile
 import importlib
 import io
@@ -96,11 +97,11 @@ def open_asgi(application: Any) -> Page:
     """Also starts the application's lifespan, which ends with the process."""
     loop = asyncio.new_event_loop()
     state: dict[str, Any] = {}
+    inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    inbox.put_nowait({"type": "lifespan.startup"})
 
     async def start() -> asyncio.Task[None]:
         started = asyncio.Event()
-        inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-        inbox.put_nowait({"type": "lifespan.startup"})
 
         async def send(message: dict[str, str]) -> None:
             assert message["type"] != "lifespan.startup.failed", message
@@ -111,6 +112,11 @@ def open_asgi(application: Any) -> Page:
         return task
 
     lifespan = loop.run_until_complete(start())
+
+    @atexit.register
+    def end() -> None:
+        inbox.put_nowait({"type": "lifespan.shutdown"})
+        loop.run_until_complete(lifespan)
 
     async def ask(path: str) -> None:
         name, _, query = path.partition("?")
