@@ -19,6 +19,7 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.position import Position, parse_position
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
+from integration.servers.process import find_free_port
 from invalidator.rules.finding import CheckFinding, require
 from invalidator.rules.primary import check_database
 from invalidator.rules.rule import Rule
@@ -147,6 +148,25 @@ def own_server(flavor: Flavor, *options: str, server_id: int = 1) -> Iterator[Da
         yield server
     finally:
         server.stop()
+
+
+def test_a_node_of_galera_is_refused_by_name() -> None:
+    """And nothing else is advised of it: most rules do not fit a cluster."""
+    port = find_free_port()
+    at = f"127.0.0.1:{port}"
+    options = (
+        "--wsrep-on=ON",
+        "--wsrep-provider=/usr/lib/galera/libgalera_smm.so",
+        "--wsrep-cluster-address=gcomm://",
+        "--wsrep-node-address=127.0.0.1",
+        f"--wsrep-provider-options=base_host=127.0.0.1;base_port={port};gmcast.listen_addr=tcp://{at}",
+    )
+    with own_server("mariadb", *options) as server:
+        assert server.execute("SHOW STATUS LIKE 'wsrep_cluster_size'") == [("wsrep_cluster_size", "1")]
+        findings = check(server)
+    assert [each.rule for each in findings] == [Rule.GALERA]
+    with pytest.raises(SourceUnsuitable, match="Galera"):
+        require(findings)
 
 
 def test_a_primary_that_does_not_log_what_it_replicates(pair: Pair, flavor: Flavor) -> None:

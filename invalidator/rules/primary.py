@@ -132,6 +132,8 @@ def check_version(server: ServerFacts) -> Iterator[CheckFinding]:
             f"version {server['version']} cannot log column names",
             f"upgrade to {'.'.join(map(str, oldest))} or later",
         )
+    if server.is_on("wsrep_on"):
+        yield server.find(Rule.GALERA, "wsrep_on is ON: it is a node of a Galera cluster")
 
 
 def check_log(server: ServerFacts) -> Iterator[CheckFinding]:

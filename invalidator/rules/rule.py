@@ -64,6 +64,13 @@ class Rule(Enum):
         "set flavor in the keyspace",
     )
     OLD_SERVER = ("error", "F27", "the server's version cannot log the names of columns", "upgrade it")
+    GALERA = (
+        "error",
+        CAVEAT,
+        "the server is a node of a Galera cluster, which is not supported: a commit of another node is in no"
+        " position that this one shows, so entries come late and reads with at_least fail",
+        "use a primary with asynchronous or semi-synchronous replicas",
+    )
     LOG_OFF = (
         "error",
         "F25",

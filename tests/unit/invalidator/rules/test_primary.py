@@ -36,6 +36,13 @@ def test_a_server_that_is_new_enough(flavor: str, version: str) -> None:
     assert list(check_version(ServerFacts(ADDRESS, flavor, {"version": version}))) == []
 
 
+def test_a_node_of_galera() -> None:
+    variables = {"version": "10.11.6-MariaDB-log", "wsrep_on": "ON"}
+    [found] = check_version(ServerFacts(ADDRESS, "mariadb", variables))
+    assert found.rule is Rule.GALERA
+    assert list(check_version(ServerFacts(ADDRESS, "mariadb", {**variables, "wsrep_on": "OFF"}))) == []
+
+
 def test_a_tablet_that_does_not_log_what_is_needed() -> None:
     right = {"log_bin": "ON", "binlog_row_image": "FULL", "gtid_mode": "ON"}
     assert list(check_tablet(ServerFacts(ADDRESS, "mysql", right))) == []
