@@ -118,7 +118,7 @@ class _Reads(_Tokens, Generic[Opened]):
 
     def __init__(self, cache: Opened, token: CommitToken | None = None) -> None:
         super().__init__(token)
-        self.cache = cache
+        self.cache: Opened = cache
 
     def get(self, object_name: str, key: Any, *, at_least: AtLeast = None, **options: Any) -> Any:
         """See `get` of the cache, whose answer it is. The value has the commits of this client."""
