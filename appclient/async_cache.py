@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from freshness.config.config import Config, load_config
 from freshness.config.keyspace import GtidFlavor
@@ -23,11 +23,11 @@ with required_extra("async"):
     from appclient.cache import Cache, Explanation
     from appclient.connection.awaiting import LOOP, await_, run_awaiting
     from appclient.connection.own_pool import Pools
-    from appclient.connection.query import LoaderConnection, QueryResult, Row
+    from appclient.connection.query import LoaderConnection, Params, QueryResult, Row
     from appclient.database.atleast import AtLeast
     from appclient.database.database import Database
     from appclient.telemetry.observer import TelemetryOption
-    from appclient.typed import AsyncTypedObject, Model
+    from appclient.typed import AsyncTypedObject, Model, ReadOptions
 
 AsyncFunction = TypeVar("AsyncFunction", bound=Callable[..., Awaitable[Any]])
 
@@ -38,13 +38,11 @@ class AsyncLoaderConnection:
     def __init__(self, connection: LoaderConnection) -> None:
         self._connection = connection
 
-    async def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
+    async def query(self, sql: str, params: Params = None) -> list[Row]:
         """See `LoaderConnection.query`."""
         return await run_awaiting(self._connection.query, sql, params)
 
-    async def query_one(
-        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
-    ) -> Row | None:
+    async def query_one(self, sql: str, params: Params = None) -> Row | None:
         """See `LoaderConnection.query_one`."""
         return await run_awaiting(self._connection.query_one, sql, params)
 
@@ -58,7 +56,7 @@ class AsyncDatabase:
     async def query(
         self,
         sql: str,
-        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        params: Params = None,
         *,
         shard: str | None = None,
         include_event_token: bool = False,
@@ -125,41 +123,22 @@ class AsyncCache:
         return cls(await run_awaiting(Cache, config, **options))
 
     async def get(
-        self,
-        object_name: str,
-        key: Any,
-        *,
-        max_staleness_seconds: float | None = None,
-        at_least: AtLeast = None,
-        explain: bool = False,
+        self, object_name: str, key: Any, *, explain: bool = False, **options: Unpack[ReadOptions]
     ) -> Any:
         """See `Cache.get`."""
-        return await self._run(
-            self.blocking.get,
-            object_name,
-            key,
-            max_staleness_seconds=max_staleness_seconds,
-            at_least=at_least,
-            explain=explain,
-        )
+        return await self._run(self.blocking.get, object_name, key, explain=explain, **options)
 
     async def get_many(
         self,
         object_name: str,
         keys: Iterable[Hashable],
         *,
-        max_staleness_seconds: float | None = None,
-        at_least: AtLeast = None,
         explain: bool = False,
+        **options: Unpack[ReadOptions],
     ) -> dict[Any, Any]:
         """See `Cache.get_many`."""
         found: dict[Any, Any] = await self._run(
-            self.blocking.get_many,
-            object_name,
-            keys,
-            max_staleness_seconds=max_staleness_seconds,
-            at_least=at_least,
-            explain=explain,
+            self.blocking.get_many, object_name, keys, explain=explain, **options
         )
         return found
 

@@ -5,7 +5,7 @@ struct of msgspec or a model of pydantic. Used by ``appclient.cache`` and ``appc
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final, Generic, Protocol, TypeVar, get_args, get_origin
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, get_args, get_origin
 
 import msgspec
 import msgspec.inspect
@@ -16,6 +16,19 @@ from freshness.errors import ConfigError, FormatError
 Model = TypeVar("Model")
 
 _MODELS: Final = (msgspec.inspect.DataclassType, msgspec.inspect.StructType, msgspec.inspect.TypedDictType)
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options of `Cache.get`, which says what they mean."""
+
+    max_staleness_seconds: float | None
+    at_least: AtLeast
+
+
+class OwnReadOptions(ReadOptions, total=False):
+    """The same, with ``connection`` for threads."""
+
+    connection: Any
 
 
 class _Reads(Protocol):
@@ -84,40 +97,16 @@ class TypedObject(Generic[Model]):
         self._cache, self.name = cache, object_name
         self._convert = find_converter(object_name, model)
 
-    def get(
-        self,
-        key: Any,
-        *,
-        max_staleness_seconds: float | None = None,
-        at_least: AtLeast = None,
-        connection: Any = None,
-    ) -> Model | None:
+    def get(self, key: Any, **options: Unpack[OwnReadOptions]) -> Model | None:
         """As `Cache.get`; raises `FormatError` if the value does not fit the class."""
-        value = self._cache.get(
-            self.name,
-            key,
-            max_staleness_seconds=max_staleness_seconds,
-            at_least=at_least,
-            connection=connection,
-        )
+        value = self._cache.get(self.name, key, **options)
         return None if value is None else self._convert(value)
 
     def get_many(
-        self,
-        keys: Iterable[Hashable],
-        *,
-        max_staleness_seconds: float | None = None,
-        at_least: AtLeast = None,
-        connection: Any = None,
+        self, keys: Iterable[Hashable], **options: Unpack[OwnReadOptions]
     ) -> dict[Any, Model | None]:
         """As `Cache.get_many`; raises `FormatError` if a value does not fit the class."""
-        found = self._cache.get_many(
-            self.name,
-            keys,
-            max_staleness_seconds=max_staleness_seconds,
-            at_least=at_least,
-            connection=connection,
-        )
+        found = self._cache.get_many(self.name, keys, **options)
         return {key: None if value is None else self._convert(value) for key, value in found.items()}
 
 
@@ -128,24 +117,14 @@ class AsyncTypedObject(Generic[Model]):
         self._cache, self.name = cache, object_name
         self._convert = find_converter(object_name, model)
 
-    async def get(
-        self, key: Any, *, max_staleness_seconds: float | None = None, at_least: AtLeast = None
-    ) -> Model | None:
+    async def get(self, key: Any, **options: Unpack[ReadOptions]) -> Model | None:
         """See `TypedObject.get`."""
-        value = await self._cache.get(
-            self.name, key, max_staleness_seconds=max_staleness_seconds, at_least=at_least
-        )
+        value = await self._cache.get(self.name, key, **options)
         return None if value is None else self._convert(value)
 
     async def get_many(
-        self,
-        keys: Iterable[Hashable],
-        *,
-        max_staleness_seconds: float | None = None,
-        at_least: AtLeast = None,
+        self, keys: Iterable[Hashable], **options: Unpack[ReadOptions]
     ) -> dict[Any, Model | None]:
         """See `TypedObject.get_many`."""
-        found = await self._cache.get_many(
-            self.name, keys, max_staleness_seconds=max_staleness_seconds, at_least=at_least
-        )
+        found = await self._cache.get_many(self.name, keys, **options)
         return {key: None if value is None else self._convert(value) for key, value in found.items()}

@@ -90,7 +90,7 @@ def audit_on_spark(bench: Bench, master: str, heap: str) -> Iterator[Said]:
     from spark.audit.engine.cluster import open_spark  # no contestant pays for what it does not use
 
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {heap} pyspark-shell"
-    with open_spark(Progress.none(), master) as engine:
+    with open_spark(Progress(), master) as engine:
         yield _audit(engine, bench)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from appclient.connection.commits import find_transaction
-from appclient.connection.query import LoaderConnection, Row
+from appclient.connection.query import LoaderConnection, Params, Row
 from freshness.errors import ConfigError
 from freshness.position.token import EventToken
 
@@ -45,7 +45,7 @@ class OwnConnection(LoaderConnection):
         super().__init__()
         self._own = own
 
-    def _run(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None) -> list[Row]:
+    def _run(self, sql: str, params: Params) -> list[Row]:
         """Errors of the driver come out as they are."""
         cursor = self._own.cursor()
         try:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pymysql
 from pymysql.cursors import DictCursor
@@ -24,6 +24,7 @@ from freshness.position.token import EventToken, covers
 Result = TypeVar("Result")
 
 Row = dict[str, Any]
+Params: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 
 DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
 """Errors of a server or a connection, if it was ours that raised them."""
@@ -120,7 +121,7 @@ class LoaderConnection:
         """All of their connections."""
         return cls(*(connection for part in parts for connection in part._connections), network=network)
 
-    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
+    def query(self, sql: str, params: Params = None) -> list[Row]:
         """All rows of one SELECT; on several shards, the rows of all, shard by shard.
 
         Raises `SourceUnsuitable` for a statement that does not only read, `ConfigError` after the loader's end or
@@ -142,7 +143,7 @@ class LoaderConnection:
             self.is_in_step = True
             return rows
 
-    def _run(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None) -> list[Row]:
+    def _run(self, sql: str, params: Params) -> list[Row]:
         rows: list[Row] = []
         for connection in self._connections:
             with answered_in_time(), connection.cursor(DictCursor) as cursor:
@@ -188,7 +189,7 @@ class LoaderConnection:
                 self._pass_turn()
             self.is_in_step = False
 
-    def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:
+    def query_one(self, sql: str, params: Params = None) -> Row | None:
         """The only row, or None. More than one raises `ValueError`."""
         rows = self.query(sql, params)
         if len(rows) > 1:

@@ -17,6 +17,7 @@ from appclient.connection.query import (
     DATABASE_ERRORS,
     LoaderConnection,
     LoaderError,
+    Params,
     QueryResult,
     describe_problem,
     run_loader,
@@ -58,7 +59,7 @@ class Database:
     def query(
         self,
         sql: str,
-        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        params: Params = None,
         *,
         shard: str | None = None,
         include_event_token: bool = False,

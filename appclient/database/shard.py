@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -19,6 +19,7 @@ import pymysql
 from appclient.connection.query import (
     LoaderConnection,
     LoaderError,
+    Params,
     QueryResult,
     Row,
     answered_in_time,
@@ -89,7 +90,7 @@ class ShardDatabase(ShardServers):
     def query(
         self,
         sql: str,
-        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        params: Params = None,
         *,
         include_event_token: bool = False,
         sent: EventToken | None = None,
@@ -107,13 +108,7 @@ class ShardDatabase(ShardServers):
             )
         return QueryResult.of(rows, token, address, sent=sent, is_token_shown=include_event_token)
 
-    def _query(
-        self,
-        connection: Connection,
-        address: ServerAddress,
-        sql: str,
-        params: Sequence[Any] | Mapping[str, Any] | None,
-    ) -> list[Row]:
+    def _query(self, connection: Connection, address: ServerAddress, sql: str, params: Params) -> list[Row]:
         opened = LoaderConnection(connection, network=self._access.network)
         rows = opened.query(sql, params)
         if not opened.is_reusable:

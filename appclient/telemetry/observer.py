@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from appclient.connection.pool import Pool
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -36,6 +36,7 @@ NOT_REFUSED: Final = frozenset(
 Answer = Callable[[Sequence[Lookup], Demand, Any], list[Read]]
 Decode = Callable[[Lookup, Read, Demand], Read]
 Load = Callable[[Sequence[Lookup], Mapping[str, EventToken]], list[Loaded]]
+Answered = TypeVar("Answered")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -259,31 +260,20 @@ class ObservedNode:
             raise
 
     def receive(self, *, is_late: bool = False) -> list[Reply]:
-        sent_at = self._sent_at
-        try:
-            replies = self._node.receive(is_late=True) if is_late else self._node.receive()
-        except FreshnessError as error:
-            self._fail(self.name, error, now_seconds() - sent_at)
-            raise
-        self._tell(now_seconds() - sent_at)
-        return replies
+        receive = self._node.receive
+        return self._ask(self._sent_at, partial(receive, is_late=True) if is_late else receive)
 
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
-        sent_at = now_seconds()
-        try:
-            replies = self._node.perform(requests)
-        except FreshnessError as error:
-            self._fail(self.name, error, now_seconds() - sent_at)
-            raise
-        self._tell(now_seconds() - sent_at)
-        return replies
+        return self._ask(now_seconds(), self._node.perform, requests)
 
     def find(self, key: bytes) -> bytes | None:
-        sent_at = now_seconds()
+        return self._ask(now_seconds(), self._find, key)
+
+    def _ask(self, sent_at: float, ask: Callable[..., Answered], *arguments: Any) -> Answered:
         try:
-            found = self._find(key)
+            answered = ask(*arguments)
         except FreshnessError as error:
             self._fail(self.name, error, now_seconds() - sent_at)
             raise
         self._tell(now_seconds() - sent_at)
-        return found
+        return answered

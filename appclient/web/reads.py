@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from appclient.cache import Cache
 from appclient.connection.commits import ask_committed
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from appclient.async_cache import AsyncCache
 
 log = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened", Cache, "AsyncCache")
 
 _ETAG_BYTES: Final = 16
 
@@ -111,24 +113,26 @@ class _Tokens:
         return self.token.union(CommitToken.parse(at_least) if isinstance(at_least, str) else at_least)
 
 
-class RequestReads(_Tokens):
-    """The reads of one request. Not shared between requests."""
-
+class _Reads(_Tokens, Generic[Opened]):
     __slots__ = ("cache",)
 
-    def __init__(self, cache: Cache, token: CommitToken | None = None) -> None:
+    def __init__(self, cache: Opened, token: CommitToken | None = None) -> None:
         super().__init__(token)
-        self.cache = cache
+        self.cache: Opened = cache
 
     def get(self, object_name: str, key: Any, *, at_least: AtLeast = None, **options: Any) -> Any:
-        """See `Cache.get`. The value has the commits of this client."""
+        """See `get` of the cache, whose answer it is. The value has the commits of this client."""
         return self.cache.get(object_name, key, at_least=self.demand(at_least), **options)
 
     def get_many(
         self, object_name: str, keys: Iterable[Hashable], *, at_least: AtLeast = None, **options: Any
-    ) -> dict[Any, Any]:
-        """See `Cache.get_many`. The values have the commits of this client."""
+    ) -> Any:
+        """See `get_many` of the cache, whose answer it is. The values have the commits of this client."""
         return self.cache.get_many(object_name, keys, at_least=self.demand(at_least), **options)
+
+
+class RequestReads(_Reads[Cache]):
+    """The reads of one request. Not shared between requests."""
 
     def of(self, object_name: str, model: type[Model]) -> TypedObject[Model]:
         """See `Cache.of`. The values have the commits of this client."""
@@ -142,24 +146,8 @@ class RequestReads(_Tokens):
         self.add(self.cache.database(keyspace).commit_token(connection, shard=shard))
 
 
-class AsyncRequestReads(_Tokens):
-    """The reads of one request on an event loop. Not shared between requests."""
-
-    __slots__ = ("cache",)
-
-    def __init__(self, cache: AsyncCache, token: CommitToken | None = None) -> None:
-        super().__init__(token)
-        self.cache = cache
-
-    async def get(self, object_name: str, key: Any, *, at_least: AtLeast = None, **options: Any) -> Any:
-        """See `Cache.get`. The value has the commits of this client."""
-        return await self.cache.get(object_name, key, at_least=self.demand(at_least), **options)
-
-    async def get_many(
-        self, object_name: str, keys: Iterable[Hashable], *, at_least: AtLeast = None, **options: Any
-    ) -> dict[Any, Any]:
-        """See `Cache.get_many`. The values have the commits of this client."""
-        return await self.cache.get_many(object_name, keys, at_least=self.demand(at_least), **options)
+class AsyncRequestReads(_Reads["AsyncCache"]):
+    """The reads of one request on an event loop, to be awaited. Not shared between requests."""
 
     def of(self, object_name: str, model: type[Model]) -> AsyncTypedObject[Model]:
         """See `Cache.of`. The values have the commits of this client."""

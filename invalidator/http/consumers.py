@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
@@ -21,9 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from freshness.config.config import Config
 from freshness.errors import FreshnessError
-from freshness.position.token import EventToken
 from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, SchemaLine, encode_line
 from freshness.stream.resume import ResumeVector
 from invalidator.http.gates import Grant, find_grant
@@ -31,8 +29,7 @@ from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
 from invalidator.http.refusal import SchemaUnknown, describe_refusals
 from invalidator.http.topology import describe_topology
 from invalidator.stream.json_lines import LineWriter, cut_lines
-from invalidator.stream.layout_book import LayoutBook
-from invalidator.stream.message import StreamMessage
+from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.query import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest, StreamQuery
 from invalidator.stream.schema_book import SchemaBook
 from invalidator.stream.schema_format import SchemaFormat, format_schema
@@ -60,40 +57,6 @@ class ServePolicy:
     slow_seconds: float = 10.0
     drain_seconds: float = 10.0
     idle_seconds: float = 5.0
-
-
-class MessageStream(Protocol):
-    """The stream that a consumer's thread reads: `invalidator.stream.update_stream.UpdateStream`."""
-
-    @property
-    def resume(self) -> ResumeVector: ...
-
-    def poll(self, timeout_seconds: float) -> StreamMessage | None: ...
-
-    def close(self) -> None: ...
-
-
-class Opened(Protocol):
-    """A stream that has begun: `invalidator.stream.open.OpenedStream`."""
-
-    @property
-    def stream(self) -> MessageStream: ...
-
-    @property
-    def layouts(self) -> LayoutBook: ...
-
-    def follow(self) -> None: ...
-
-
-class Opener(Protocol):
-    """Opens streams: `invalidator.stream.open.StreamOpener`."""
-
-    @property
-    def read_config(self) -> Callable[[], Config]: ...
-
-    def open(self, query: StreamQuery) -> Opened: ...
-
-    def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken: ...
 
 
 # -- one consumer ------------------------------------------------------------------------------------------------
@@ -126,7 +89,7 @@ class Consumer:
     """Reads one stream for one connection. ``schemas``: takes the schemas that it sends. ``_resume``: the resume text
     of the lines in the buffer."""
 
-    opened: Opened
+    opened: OpenedStream
     query: StreamQuery
     format: Format
     policy: ServePolicy
@@ -294,7 +257,7 @@ class TooManyConsumers(FreshnessError):
 class StreamHub:
     """The consumers that are connected: at most ``http.consumers_max``."""
 
-    def __init__(self, opener: Opener, policy: ServePolicy | None = None) -> None:
+    def __init__(self, opener: StreamOpener, policy: ServePolicy | None = None) -> None:
         self.opener = opener
         self.policy = policy or ServePolicy()
         self.schemas = SchemaBook()
@@ -433,7 +396,7 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
     _add_topology(v1, hub.opener, reload)
 
 
-def _add_topology(v1: APIRouter, opener: Opener, reload: Reload | None) -> None:
+def _add_topology(v1: APIRouter, opener: StreamOpener, reload: Reload | None) -> None:
     @v1.get("/token", responses=describe_refusals(400, 422, 503))
     def token(keyspace: str | None = None, shard: str | None = None) -> dict[str, Any]:
         """All that the shard's primary has executed by now, as an event token."""

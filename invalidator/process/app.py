@@ -282,7 +282,7 @@ class Invalidator:
                 self._adopt(lineage, each.error)
                 return  # the workers are others now
             if _is_waiting(each):
-                each.worker.metrics.waiting.set(1)
+                each.worker.metrics.shard_waiting.set(1)
                 log.warning(
                     "shard %s waits for its database: %s; next try in %.0f s",
                     lineage,

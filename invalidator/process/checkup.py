@@ -192,14 +192,8 @@ class Checkup:
                 except NodeRefused as error:
                     self.findings.append(CheckFinding(Rule.NODE_RIGHT, error.message, error.hint, node.name))
                 except NodeUnavailable as error:
-                    self.findings.append(
-                        CheckFinding(
-                            Rule.NODE_DOWN,
-                            f"{error.message}: its reads go to the database",
-                            error.hint,
-                            node.name,
-                        )
-                    )
+                    told = f"{error.message}: its reads go to the database"
+                    self.findings.append(CheckFinding(Rule.NODE_DOWN, told, error.hint, node.name))
                 except FreshnessError as error:
                     self._refuse(error)
             for node in nodes:
@@ -281,9 +275,8 @@ def _look_at_node(node: CacheNode, backend: str) -> NodeFacts:
     after = time.time()
     facts = NodeFacts(node.name, backend, told)
     shown = facts.number("stats", "time") or facts.number("TIME", "seconds")
-    return replace(
-        facts, clock_ahead_seconds=ahead_of(shown, before, after, step=CLOCK_STEP_SECONDS) if shown else 0.0
-    )
+    ahead = ahead_of(shown, before, after, step=CLOCK_STEP_SECONDS) if shown else 0.0
+    return replace(facts, clock_ahead_seconds=ahead)
 
 
 def _check_node(
@@ -301,15 +294,9 @@ def _check_node(
             Rule.TWO_NAMES,
             f"{node.name} and {found.value.decode(errors='replace')} are one cache node under two names: only one of"
             " them is trusted, and the keys of the other are never stored",
-            Rule.TWO_NAMES.remedy,
-            node.name,
+            where=node.name,
         )
         return
     [stored] = node.perform([Add(key, node.name.encode(), PROBE_SECONDS)])
     if not isinstance(stored, Stored):
-        yield CheckFinding(
-            Rule.NODE_FULL,
-            f"{node.name} does not store an item ({stored})",
-            Rule.NODE_FULL.remedy,
-            node.name,
-        )
+        yield CheckFinding(Rule.NODE_FULL, f"{node.name} does not store an item ({stored})", where=node.name)

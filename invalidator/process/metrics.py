@@ -11,75 +11,58 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 _BY_SHARD: Final = ("lineage",)
 
 
-def _shown(kind: type[Counter | Gauge | Histogram], name: str, text: str, **options: Any) -> Any:
-    return field(metadata={"make": partial(kind, name, text, _BY_SHARD, **options)})
+def _shown(kind: type[Counter | Gauge | Histogram], text: str, **options: Any) -> Any:
+    return field(metadata={"make": partial(kind, documentation=text, labelnames=_BY_SHARD, **options)})
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMetrics:
-    transactions: Counter = _shown(Counter, "freshness_transactions", "Transactions taken from the stream.")
+    """Each has the name of its attribute behind ``freshness_``."""
+
+    transactions: Counter = _shown(Counter, "Transactions taken from the stream.")
     transactions_skipped: Counter = _shown(
-        Counter,
-        "freshness_transactions_skipped",
-        "Transactions passed over because the configuration names them (skip), repeats included.",
+        Counter, "Transactions passed over because the configuration names them (skip), repeats included."
     )
-    invalidations: Counter = _shown(
-        Counter, "freshness_invalidations", "Cache keys invalidated, repeats included."
-    )
+    invalidations: Counter = _shown(Counter, "Cache keys invalidated, repeats included.")
     batch_seconds: Histogram = _shown(
         Histogram,
-        "freshness_batch_seconds",
         "Time to acknowledge one batch on all nodes.",
         buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
     )
     lag_seconds: Histogram = _shown(
         Histogram,
-        "freshness_lag_seconds",
         "From writing the heartbeat on the primary to its acknowledgement by the nodes.",
         buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
     )
     commit_lag_seconds: Histogram = _shown(
         Histogram,
-        "freshness_commit_lag_seconds",
         "MySQL: from a commit on the primary, by its own clock, to its acknowledgement by the nodes, for the "
         "first transaction of each batch, which has waited longest.",
         buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
     )
-    nodes_joined: Gauge = _shown(Gauge, "freshness_nodes_joined", "Cache nodes joined.")
-    nodes_complete: Gauge = _shown(
-        Gauge, "freshness_nodes_complete", "Cache nodes that have all their stripes, as far as is known."
-    )
+    nodes_joined: Gauge = _shown(Gauge, "Cache nodes joined.")
+    nodes_complete: Gauge = _shown(Gauge, "Cache nodes that have all their stripes, as far as is known.")
     stripes_restored: Counter = _shown(
-        Counter,
-        "freshness_stripes_restored",
-        "Stripes put back on cache nodes; those of a new life among them.",
+        Counter, "Stripes put back on cache nodes; those of a new life among them."
     )
-    stream_open: Gauge = _shown(Gauge, "freshness_stream_open", "1 while the stream is open.")
-    reopened: Counter = _shown(Counter, "freshness_stream_reopened", "How often the stream was opened.")
-    heartbeat_failures: Counter = _shown(
-        Counter, "freshness_heartbeat_failures", "Heartbeats that could not be written."
-    )
+    stream_open: Gauge = _shown(Gauge, "1 while the stream is open.")
+    stream_reopened: Counter = _shown(Counter, "How often the stream was opened.")
+    heartbeat_failures: Counter = _shown(Counter, "Heartbeats that could not be written.")
     heartbeat_missing: Gauge = _shown(
-        Gauge,
-        "freshness_heartbeat_missing",
-        "1 while own heartbeats are written and none comes back through the stream.",
+        Gauge, "1 while own heartbeats are written and none comes back through the stream."
     )
     heartbeat_age_seconds: Gauge = _shown(
         Gauge,
-        "freshness_heartbeat_age_seconds",
         "Age of the latest own heartbeat that all joined nodes have acknowledged; before the first one, of "
         "the shard's worker. NaN for a shard that does not serve.",
     )
     nodes_closed: Gauge = _shown(
         Gauge,
-        "freshness_nodes_closed",
         "Cache nodes that are not joined, are closed, or have no lease: their keys are read from the "
         "database. 0 for a shard that does not serve.",
     )
-    waiting: Gauge = _shown(
-        Gauge,
-        "freshness_shard_waiting",
-        "1 for a shard whose database was not there at the start; it is tried again.",
+    shard_waiting: Gauge = _shown(
+        Gauge, "1 for a shard whose database was not there at the start; it is tried again."
     )
 
 
@@ -89,7 +72,10 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._of_shards = ShardMetrics(
-            **{each.name: each.metadata["make"](registry=self.registry) for each in fields(ShardMetrics)}
+            **{
+                each.name: each.metadata["make"](f"freshness_{each.name}", registry=self.registry)
+                for each in fields(ShardMetrics)
+            }
         )
         self.shard_failed = Gauge(
             "freshness_shard_failed",

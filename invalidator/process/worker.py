@@ -363,8 +363,8 @@ class MetricsObserver(LoopObserver):
             self._own_at = self._invalidator.clock()
         self._worker.is_streaming = self._worker.has_streamed = True
         self._metrics.stream_open.set(1)
-        self._metrics.waiting.set(0)
-        self._metrics.reopened.inc()
+        self._metrics.shard_waiting.set(0)
+        self._metrics.stream_reopened.inc()
         log.info("streaming from %s of %s", start, self._worker.assignment.shard.lineage)
 
     def stream_closed(self) -> None:

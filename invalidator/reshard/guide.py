@@ -58,10 +58,6 @@ def _is_from(sight: Sight, stage: Stage) -> bool:
     return _ORDER.index(sight.stage) >= _ORDER.index(stage)
 
 
-def _nothing(_: Sight) -> Iterator[str]:
-    yield from ()
-
-
 @dataclass(frozen=True, slots=True)
 class Guide:
     """``path``: the invalidators' own file."""
@@ -164,7 +160,7 @@ class Guide:
         yield ReshardStep(
             "copy",
             "Vitess has copied the rows and replicates the changes",
-            _nothing,
+            lambda _: iter(()),
             todo=(f"vtctldclient Reshard --workflow NAME --target-keyspace {keyspace} status, and VDiff",),
             needs_word=True,
             before=Stage.SWAPPED,

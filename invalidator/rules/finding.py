@@ -14,15 +14,19 @@ from invalidator.rules.rule import SEVERITIES, Rule, Severity
 class CheckFinding:
     """One thing that is wrong.
 
-    ``where``: the server or node, empty for this machine and the file; ``message`` says it, too. ``statements``:
-    statements that mend it, to be run there in this order; empty if none does.
+    ``hint``: the rule's remedy by default. ``where``: the server or node, empty for this machine and the file;
+    ``message`` says it, too. ``statements``: statements that mend it, to be run there in this order; empty if none
+    does.
     """
 
     rule: Rule
     message: str
-    hint: str
+    hint: str = ""
     where: str = ""
     statements: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hint", self.hint or self.rule.remedy)
 
     @property
     def severity(self) -> Severity:

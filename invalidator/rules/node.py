@@ -66,7 +66,7 @@ class NodeFacts:
         return int(text) if text.isdecimal() else 0
 
     def find(self, rule: Rule, message: str, hint: str = "") -> CheckFinding:
-        return CheckFinding(rule, f"{self.name}: {message}", hint or rule.remedy, self.name)
+        return CheckFinding(rule, f"{self.name}: {message}", hint, self.name)
 
 
 def _check_memcached(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iterator[CheckFinding]:
@@ -150,41 +150,28 @@ def check_record(
 ) -> Iterator[CheckFinding]:
     """Whether those who keep the record of a node have this file, and follow the server that is the primary now.
     ``resume``: its resume copy; ``primary``: the identity of that server, "" if it is not known."""
-    followed = record or resume
+    followed, present = record or resume, config.topology
     if primary and followed is not None and followed.primary not in ("", primary):
-        yield CheckFinding(
-            Rule.PRIMARY_CHANGED,
-            f"{name}: its record of {lineage} follows the primary {followed.primary}, which is {primary} now",
-            Rule.PRIMARY_CHANGED.remedy,
-            name,
+        told = (
+            f"{name}: its record of {lineage} follows the primary {followed.primary}, which is {primary} now"
         )
+        yield CheckFinding(Rule.PRIMARY_CHANGED, told, where=name)
     if record is None:
         return
-    if record.topology > config.topology:
-        yield CheckFinding(
-            Rule.TOPOLOGY,
-            f"{name}: topology {record.topology} of {lineage} is in force, this configuration is topology"
-            f" {config.topology}",
-            Rule.TOPOLOGY.remedy,
-            name,
+    if record.topology > present:
+        told = (
+            f"topology {record.topology} of {lineage} is in force, this configuration is topology {present}"
         )
+        yield CheckFinding(Rule.TOPOLOGY, f"{name}: {told}", where=name)
         return
     rings = {each.ring_version for each in placements_of(config.cache)}
+    told = f"{name}: an invalidator keeps its record of {lineage} with other cache.nodes or"
     if not rings & record.rings:
-        yield CheckFinding(
-            Rule.RING,
-            f"{name}: an invalidator keeps its record of {lineage} with other cache.nodes or another cache.namespace",
-            Rule.RING.remedy,
-            name,
-        )
-    elif record.topology == config.topology and record.rings != rings:
-        yield CheckFinding(
-            Rule.RING,
-            f"{name}: an invalidator keeps its record of {lineage} with other cache.nodes or cache.previous_nodes"
-            f" under the same topology {config.topology}",
-            "raise topology with each change of the nodes: docs/operations.md#adding-and-removing-nodes",
-            name,
-        )
+        yield CheckFinding(Rule.RING, f"{told} another cache.namespace", where=name)
+    elif record.topology == present and record.rings != rings:
+        told += f" cache.previous_nodes under the same topology {present}"
+        hint = "raise topology with each change of the nodes: docs/operations.md#adding-and-removing-nodes"
+        yield CheckFinding(Rule.RING, told, hint, name)
 
 
 def _check_memory(node: NodeFacts, limit: int, cache: CacheConfig, lineages: int) -> Iterator[CheckFinding]:

@@ -6,7 +6,7 @@ Called by ``invalidator.process.checkup``, which looks at the replicas first and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from freshness.config.config import Config
@@ -41,9 +41,7 @@ class ShardFacts:
             yield from _check_past(server)
         zone = self.config.cache.zone
         if zone and self.shard.replicas and all(each.zone != zone for each in self.shard.replicas):
-            yield CheckFinding(
-                Rule.ZONE, f"no replica of {self.shard.lineage} is in the zone {zone}", Rule.ZONE.remedy
-            )
+            yield CheckFinding(Rule.ZONE, f"no replica of {self.shard.lineage} is in the zone {zone}")
 
 
 def _check_primary(facts: ShardFacts) -> Iterator[CheckFinding]:
@@ -165,14 +163,8 @@ def _check_adoption(facts: ShardFacts) -> Iterator[CheckFinding]:
         names = ", ".join(each.where for each in writable)
         for each in writable:
             if each is not facts.primary:
-                mending = each.setting(Rule.ADOPTION_BLOCKED, "read_only", "ON")
-                yield CheckFinding(
-                    Rule.ADOPTION_BLOCKED,
-                    f"{len(writable)} servers of {facts.shard.lineage} are writable: {names}",
-                    mending.hint,
-                    each.where,
-                    mending.statements,
-                )
+                told = f"{len(writable)} servers of {facts.shard.lineage} are writable: {names}"
+                yield replace(each.setting(Rule.ADOPTION_BLOCKED, "read_only", "ON"), message=told)
     for replica in facts.replicas:
         missing = select_errors(check_log(replica))
         if missing:

@@ -108,7 +108,7 @@ class ServerFacts:
 
     def find(self, rule: Rule, message: str, hint: str = "", *statements: str) -> CheckFinding:
         """``hint``: else the rule's remedy."""
-        return CheckFinding(rule, f"{self.where}: {message}", hint or rule.remedy, self.where, statements)
+        return CheckFinding(rule, f"{self.where}: {message}", hint, self.where, statements)
 
     def setting(self, rule: Rule, name: str, value: str, why: str = "", *, but: str = "") -> CheckFinding:
         """A finding that setting a variable mends. ``why``: meaning of its value; ``but``: addition to the hint."""

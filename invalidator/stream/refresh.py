@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from freshness.config.keyspace import Shard
 from freshness.errors import SourceUnavailable, SourceUnsuitable
@@ -31,7 +31,7 @@ from invalidator.stream.chunk import Chunk
 from invalidator.stream.feed import ShardStatus
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.query import RefreshRequest, require_key_shown
-from invalidator.stream.row_filter import RowFilter
+from invalidator.stream.update_stream import UpdateStream
 
 KEYS_MAX: Final = 500_000
 """Keys of changes that are remembered for a shard. Beyond that the server must show more before it is read."""
@@ -44,24 +44,6 @@ RETRY_SECONDS: Final = 0.2
 WARN_SECONDS: Final = 60.0
 
 log = logging.getLogger(__name__)
-
-
-class RefreshableStream(Protocol):
-    @property
-    def resume(self) -> ResumeVector: ...
-
-    @property
-    def shards(self) -> Mapping[str, Shard]: ...
-
-    def find_filter(self, shard: Shard) -> RowFilter | None: ...
-
-    def poll(self, timeout_seconds: float) -> StreamMessage | None: ...
-
-    def set_shards(self, shards: Sequence[Shard]) -> None: ...
-
-    def status(self) -> list[ShardStatus]: ...
-
-    def close(self) -> None: ...
 
 
 ReadChunk: TypeAlias = (
@@ -160,7 +142,7 @@ class RefreshedStream:
 
     def __init__(
         self,
-        stream: RefreshableStream,
+        stream: UpdateStream,
         place: RefreshPlace,
         keys: Mapping[str, tuple[str, ...]],
         read: ReadChunk,

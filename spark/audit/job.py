@@ -104,29 +104,30 @@ def audit(
     survey = survey_history(
         engine, changes, actions, rules or Rules(0), scope, pieces=pieces, hot_rows=hot_rows
     )
-    context = find_context(survey.shuffled, survey.spread, survey.rules, survey.known, ROWS_PER_PIECE)
-    step = JudgeStep(survey.rules, survey.known, context)
+    kept = survey.kept
+    context = find_context(survey.shuffled, survey.spread, survey.rules, kept.known, ROWS_PER_PIECE)
+    step = JudgeStep(survey.rules, kept.known, context)
     replayed = survey.shuffled.reduce("replay", step, context.number())
     tally = sum_tallies(replayed)
     found = context.merge(read_findings(replayed), tally)
-    findings, wrong_clocks = judge_clocks(found, tally, survey.names)
+    findings, wrong_clocks = judge_clocks(found, tally, kept.names)
     shown = [*(it.evidence for it in findings), *(it.evidence for it in survey.damages)]
     hot = {Reference("hit", client, sequence): hits for hits, _, _, client, sequence in tally.hot}
     records = read_records(engine, changes, actions, chain(*shown, hot))
     items = scope.previous.items if scope.previous else {}
-    violations = name_violations(findings, survey.damages, survey.names, records, items)
+    violations = name_violations(findings, survey.damages, kept.names, records, items)
     summary = summarize(
         violations,
         tally,
-        survey.names,
-        survey.archive,
+        kept.names,
+        kept.archive,
         survey.stock,
         survey.rules,
         wrong_clocks,
         [(records[each[1:]].items[0], hits) for each, hits in hot.items() if each[1:] in records],
     )
     pending = replayed.get("pending", PENDING.empty_table())
-    carry = Carry(survey.kept, engine, survey.shuffled, survey.spread, changes, actions, pending, items)
+    carry = Carry(kept, engine, survey.shuffled, survey.spread, changes, actions, pending, items)
     return Audit(summary, violations, carry)
 
 

@@ -6,19 +6,12 @@ than every hundred. Called by ``spark.sink``, and by programs that read the upda
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pyspark.sql.streaming import StreamingQuery
 
 SECONDS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-
-
-class ReportingQuery(Protocol):
-    """The part of `pyspark.sql.streaming.StreamingQuery` that is looked at. Each progress has the keys ``timestamp``,
-    ``batchId``, ``numInputRows`` and ``durationMs``."""
-
-    @property
-    def recentProgress(self) -> list[Any]: ...
 
 
 class QueryMetrics:
@@ -41,7 +34,7 @@ class QueryMetrics:
         )
         self._last = ""
 
-    def note(self, query: ReportingQuery) -> None:
+    def note(self, query: StreamingQuery) -> None:
         """Take the progress that was not seen yet."""
         for progress in query.recentProgress:
             if progress["timestamp"] <= self._last:

@@ -52,7 +52,7 @@ class SparkEngine:
     """Runs steps by ``session``, which its owner stops."""
 
     def __init__(self, session: SparkSession, progress: Progress | None = None) -> None:
-        self._session, self._progress = session, progress or Progress.none()
+        self._session, self._progress = session, progress or Progress()
 
     def scan(self, what: str, parts: Sequence[ScanPart], step: ScanStep) -> Tables:
         with self._progress.watch(what, sum(part.rows for part in parts)):

@@ -36,7 +36,7 @@ class LocalEngine:
 
     def __init__(self, progress: Progress | None = None, held_bytes_max: int = HELD_BYTES_MAX) -> None:
         use_system_memory()
-        self._progress, self._held_bytes_max = progress or Progress.none(), held_bytes_max
+        self._progress, self._held_bytes_max = progress or Progress(), held_bytes_max
 
     def scan(self, what: str, parts: Sequence[ScanPart], step: ScanStep) -> Tables:
         return collect((str(name), table) for name, table in step(self._watch(what, parts)))

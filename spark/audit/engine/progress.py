@@ -14,12 +14,8 @@ from rich.progress import Progress as Bars
 class Progress:
     """``console``: console that shows the progress, standard error of a command; None to show nothing."""
 
-    def __init__(self, console: Console | None) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._console = console
-
-    @classmethod
-    def none(cls) -> Progress:
-        return cls(None)
 
     def tell(self, text: str) -> None:
         if self._console is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -176,19 +176,10 @@ def _run_row(it: Island) -> RunRow:
 
 
 def _double(it: Island) -> Damage:
-    number = hash_name(it.lineage)
-    evidence: Evidence = (Reference("change", number, it.first, 0),)
-    return Damage(
-        verdict.ARCHIVE_DUPLICATE,
-        "F32",
-        it.lineage,
-        number,
-        it.source,
-        it.first,
-        it.last,
-        it.received_us,
-        evidence,
-    )
+    number, ordinals = hash_name(it.lineage), (it.first, it.last)
+    evidence = (Reference("change", number, it.first, 0),)
+    place = it.lineage, number, it.source, *ordinals
+    return Damage(verdict.ARCHIVE_DUPLICATE, "F32", *place, it.received_us, evidence)
 
 
 def _merge(rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
@@ -296,10 +287,9 @@ def _cut(run: Run, held: Sequence[tuple[int, int]]) -> Iterator[tuple[Run, bool]
 
 
 def _damage(kind: str, failure: str, row: RunRow, run: Run) -> Damage:
-    evidence: Evidence = (Reference("change", row.number, run.ordinal, 0),)
-    return Damage(
-        kind, failure, row.lineage, row.number, run.source, run.number, run.last_number, NOTHING, evidence
-    )
+    evidence = (Reference("change", row.number, run.ordinal, 0),)
+    place = row.lineage, row.number, run.source, run.number, run.last_number
+    return Damage(kind, failure, *place, NOTHING, evidence)
 
 
 def _gaps(rows: Sequence[RunRow]) -> list[tuple[int, int]]:
@@ -316,24 +306,10 @@ def _find_gaps(rows: Sequence[RunRow], known: int, order: _Order) -> None:
     for before, after in _gaps(rows):
         if after <= known:
             continue
-        first = rows[0]
-        evidence: Evidence = (
-            Reference("change", first.number, before, 0),
-            Reference("change", first.number, after, 0),
-        )
-        order.damages.append(
-            Damage(
-                verdict.ARCHIVE_GAP,
-                "F15",
-                first.lineage,
-                first.number,
-                "",
-                before + 1,
-                after - 1,
-                NOTHING,
-                evidence,
-            )
-        )
+        number = rows[0].number
+        evidence = tuple(Reference("change", number, ordinal, 0) for ordinal in (before, after))
+        place = rows[0].lineage, number, "", before + 1, after - 1
+        order.damages.append(Damage(verdict.ARCHIVE_GAP, "F15", *place, NOTHING, evidence))
 
 
 def _find_reorderings(row: RunRow, runs: Sequence[Run], known: int, order: _Order) -> None:
@@ -396,18 +372,7 @@ def _with_times(lineage: Lineage, bucket: int, times: Times | None) -> Lineage:
     latest = numpy.full(count, NOTHING, numpy.int64)
     if times is not None:
         latest[times.at] = times.latest_us
-    return Lineage(
-        lineage.name,
-        lineage.number,
-        lineage.flavor,
-        lineage.first,
-        lineage.last,
-        lineage.chains,
-        lineage.epoch_ends,
-        lineage.breaks,
-        bucket,
-        numpy.maximum.accumulate(latest),
-    )
+    return replace(lineage, bucket=bucket, times=numpy.maximum.accumulate(latest))
 
 
 def _find_odd_times(
@@ -429,20 +394,13 @@ def _find_odd_times(
             hint=f"at most {ODD_TIMES_MAX:,} are reported one by one; mend the clock, then audit a span after that",
         )
     columns = [rows.column(name).to_pylist() for name in ODD.names]
-    return [
-        Damage(
-            verdict.CLOCK_ANOMALY,
-            "F4" if by_us > 0 else "F3",
-            lineages[number].name,
-            number,
-            "",
-            ordinal,
-            ordinal,
-            timestamp_us,
-            (Reference("change", number, ordinal, 0),),
-        )
-        for number, ordinal, timestamp_us, by_us in sorted(zip(*columns, strict=True))
-    ]
+    damages = []
+    for number, ordinal, timestamp_us, by_us in sorted(zip(*columns, strict=True)):
+        place = lineages[number].name, number, "", ordinal, ordinal
+        evidence = (Reference("change", number, ordinal, 0),)
+        failure = "F4" if by_us > 0 else "F3"
+        damages.append(Damage(verdict.CLOCK_ANOMALY, failure, *place, timestamp_us, evidence))
+    return damages
 
 
 def _may_be_odd(times: pyarrow.Table, number: int, lineage: Lineage, rules: Rules) -> bool:

@@ -152,23 +152,9 @@ def find_gtid_gaps(holes: Sequence[Hole], held: Mapping[int, tuple[int, int, int
     damages = []
     for at, (begin_us, client, sequence) in sorted(held.items()):
         hole = holes[at]
-        evidence: Evidence = (
-            Reference("change", hole.number, hole.ordinal, 0),
-            Reference("action", client, sequence),
-        )
-        damages.append(
-            Damage(
-                verdict.GTID_GAP,
-                "F27",
-                hole.lineage,
-                hole.number,
-                hole.source,
-                hole.first,
-                hole.last,
-                begin_us,
-                evidence,
-            )
-        )
+        evidence = (Reference("change", hole.number, hole.ordinal, 0), Reference("action", client, sequence))
+        place = hole.lineage, hole.number, hole.source, hole.first, hole.last
+        damages.append(Damage(verdict.GTID_GAP, "F27", *place, begin_us, evidence))
     return damages
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 CLEAN: Final = 0
@@ -33,81 +34,58 @@ RECORDER_GAP: Final = "recorder_gap"
 @dataclass(frozen=True, slots=True)
 class ViolationKind:
     """``is_poison``: the cache held or served, or could serve, what it must not. ``is_damage``: the evidence is
-    damaged, so that more may be wrong than was found. A kind with
-    neither is reported, and verdicts that rest on it are unknown.
+    damaged, so that more may be wrong than was found. A kind with neither is reported, and verdicts that rest on it
+    are unknown.
 
     ``failures``: the failure modes it is classified by, see docs/failure-modes.md.
     """
 
     name: str
-    is_poison: bool
-    is_damage: bool
     failures: tuple[str, ...]
     meaning: str
+    is_poison: bool = False
+    is_damage: bool = False
 
+
+_poison = partial(ViolationKind, is_poison=True)
+_damage = partial(ViolationKind, is_damage=True)
 
 KINDS: Final = (
-    ViolationKind(
+    _poison(
         POISONED_FILL,
-        True,
-        False,
         ("F1", "F5", "F16"),
         "a value was stored after an invalidation that its position lacks: blindly (F1), past a stripe that was "
         "absent or lacked the invalidation (F5), or below the floor that the reader itself had seen (F16)",
     ),
-    ViolationKind(
-        FILL_BELOW_FLOOR,
-        True,
-        False,
-        ("F16",),
-        "a value was stored from a position that lacks the node's floor",
-    ),
-    ViolationKind(
+    _poison(FILL_BELOW_FLOOR, ("F16",), "a value was stored from a position that lacks the node's floor"),
+    _poison(
         DIGEST_MISMATCH,
-        True,
-        False,
         ("F2", "F46"),
         "the value stored is not the row at its position: an older one, so the token ran ahead (F2), or none of them",
     ),
-    ViolationKind(
+    _poison(
         STALE_HIT,
-        True,
-        False,
         ("F1", "F5", "F11", "F16", "F21"),
         "a value was served after an invalidation that its position lacks was acknowledged: the fill's own failure, "
         "or the entry outlived the invalidation (F11), or a change of the whole table (F21)",
     ),
-    ViolationKind(DEAD_LIFE_HIT, True, False, ("F7",), "a value of a previous life of the node was served"),
-    ViolationKind(
-        THIN_AIR_HIT,
-        True,
-        False,
-        ("F45",),
-        "a value was served that nobody stored, or another than was stored",
-    ),
-    ViolationKind(
+    _poison(DEAD_LIFE_HIT, ("F7",), "a value of a previous life of the node was served"),
+    _poison(THIN_AIR_HIT, ("F45",), "a value was served that nobody stored, or another than was stored"),
+    _poison(
         MISSED_INVALIDATION,
-        True,
-        False,
         ("F14",),
         "progress names a change, and the item was not invalidated for it: lost, not late",
     ),
-    ViolationKind(ARCHIVE_GAP, False, True, ("F15",), "ordinals are missing in the archive of a lineage"),
-    ViolationKind(GTID_GAP, False, True, ("F27",), "a server executed a transaction that was never streamed"),
-    ViolationKind(ARCHIVE_DUPLICATE, False, True, ("F32",), "a transaction is in the archive twice"),
-    ViolationKind(
-        ARCHIVE_REORDERING, False, True, ("F29",), "the numbers of a source run backwards in the archive"
-    ),
+    _damage(ARCHIVE_GAP, ("F15",), "ordinals are missing in the archive of a lineage"),
+    _damage(GTID_GAP, ("F27",), "a server executed a transaction that was never streamed"),
+    _damage(ARCHIVE_DUPLICATE, ("F32",), "a transaction is in the archive twice"),
+    _damage(ARCHIVE_REORDERING, ("F29",), "the numbers of a source run backwards in the archive"),
     ViolationKind(
         CLOCK_ANOMALY,
-        False,
-        False,
         ("F3", "F4", "F36"),
         "a commit's time runs backwards (F3) or ahead (F4), or a client's clock contradicts the order (F36)",
     ),
-    ViolationKind(
-        RECORDER_GAP, False, True, ("I8",), "actions of a client are missing in the history, or there twice"
-    ),
+    _damage(RECORDER_GAP, ("I8",), "actions of a client are missing in the history, or there twice"),
 )
 KIND_BY_NAME: Final = {kind.name: kind for kind in KINDS}
 FAILURE_TITLES: Final = {

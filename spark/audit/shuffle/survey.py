@@ -68,18 +68,6 @@ class Survey:
     damages: Sequence[Damage]
     kept: Kept
 
-    @property
-    def archive(self) -> Archive:
-        return self.kept.archive
-
-    @property
-    def known(self) -> Knowledge:
-        return self.kept.known
-
-    @property
-    def names(self) -> Names:
-        return self.kept.names
-
 
 def survey_history(
     engine: Engine,

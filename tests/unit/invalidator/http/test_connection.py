@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from cryptography import x509
@@ -37,7 +37,7 @@ TLS: Final = '[http]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
 @contextmanager
 def serving(config: Config, *streams: ScriptedStream, **options: Any) -> Iterator[int]:
     """The port of a service with these streams."""
-    hub = StreamHub(ScriptedOpener(config, [*streams]), ServePolicy(idle_seconds=0.1))
+    hub = StreamHub(cast(Any, ScriptedOpener(config, [*streams])), ServePolicy(idle_seconds=0.1))
     api = create_api(Invalidator(config), dict, streams=hub)
     port = find_free_port()
     service = HttpService(api, f"127.0.0.1:{port}", **options)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from fastapi.testclient import TestClient
@@ -154,7 +154,7 @@ def wait_until(ask: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving(opener: ScriptedOpener, policy: ServePolicy | None = None, **options: Any) -> Iterator[Service]:
-    hub = StreamHub(opener, policy)
+    hub = StreamHub(cast(Any, opener), policy)
     api = create_api(Invalidator(opener.config), dict, streams=hub, **options)
     port = find_free_port()
     service = HttpService(api, f"127.0.0.1:{port}")
@@ -377,7 +377,8 @@ def test_a_wrong_parameter_is_refused(opener: ScriptedOpener) -> None:
 
 def client_of(opener: ScriptedOpener, **options: Any) -> TestClient:
     return TestClient(
-        create_api(Invalidator(opener.config), dict, streams=StreamHub(opener), **options), base_url=LOCAL
+        create_api(Invalidator(opener.config), dict, streams=StreamHub(cast(Any, opener)), **options),
+        base_url=LOCAL,
     )
 
 
@@ -437,7 +438,7 @@ def test_the_token_opens_and_probes_need_none(opener: ScriptedOpener) -> None:
 
 
 def test_other_than_loopback_demands_a_token(opener: ScriptedOpener) -> None:
-    api = create_api(Invalidator(opener.config), dict, streams=StreamHub(opener))
+    api = create_api(Invalidator(opener.config), dict, streams=StreamHub(cast(Any, opener)))
     with pytest.raises(ConfigError, match="not a loopback address"):
         HttpService(api, "0.0.0.0:8080")
 

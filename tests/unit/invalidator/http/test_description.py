@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import schemathesis
@@ -59,7 +59,7 @@ def api(has_token: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fas
     return create_api(
         invalidator,
         dict,
-        streams=StreamHub(EndlessOpener(config)),
+        streams=StreamHub(cast(Any, EndlessOpener(config))),
         reload=invalidator.change_topology,
         grants={ACCESS: EVERYTHING} if has_token else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from fastapi import FastAPI
@@ -45,7 +45,9 @@ def api(opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     """Everything but the servers is the real thing."""
     monkeypatch.setattr(service, "load_object", lambda config, _: make_registry(config))
     invalidator = Invalidator(opener.config)
-    return create_api(invalidator, dict, streams=StreamHub(opener), reload=invalidator.change_topology)
+    return create_api(
+        invalidator, dict, streams=StreamHub(cast(Any, opener)), reload=invalidator.change_topology
+    )
 
 
 def require_shape(answer: Any) -> dict[str, str]:
@@ -133,7 +135,7 @@ def test_a_bug_has_the_shape_too_and_is_not_hidden(
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr(service, "load_object", fail)
-    api = create_api(Invalidator(opener.config), dict, streams=StreamHub(opener))
+    api = create_api(Invalidator(opener.config), dict, streams=StreamHub(cast(Any, opener)))
     document = {"object": "customer", "keys": [["1"]]}
     quiet = TestClient(api, base_url=LOCAL, raise_server_exceptions=False)
     response = quiet.post("/v1/invalidate", json=document)

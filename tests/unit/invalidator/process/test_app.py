@@ -271,7 +271,7 @@ def test_a_database_that_is_down_at_the_start_keeps_no_other_keyspace_waiting(
     assert sorted(scene.started) == ["-80", "80-"]
     waiting = {each.assignment.shard.lineage: each for each in invalidator.workers}["other/-"]
     assert "refused" in waiting.last_error
-    assert waiting.metrics.waiting._value.get() == 1
+    assert waiting.metrics.shard_waiting._value.get() == 1
     assert invalidator.metrics.shard_failed.labels("other/-")._value.get() == 0
     databases.down.clear()
     wait_until(lambda: len(scene.started) == 3)

@@ -191,7 +191,7 @@ class Scene:
         self.is_over = False
         self.refreshed: list[int] = []
         self.stream = RefreshedStream(
-            world,
+            cast(Any, world),
             place or RefreshPlace((TABLE,), {}),
             {TABLE: ("id",)},
             world.read,

@@ -85,7 +85,7 @@ def test_the_previous_row_of_another_key_is_no_value_of_the_item(
     assert [row["kind"] for row in result.violations.to_pylist()] == []
     assert (result.summary.unknown, result.summary.counts[told], result.summary.counts["fills"]) == ({}, 1, 1)
     survey = survey_history(engine, changes, actions, Rules(0), pieces=1)
-    by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.known)
+    by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.kept.known)
     assert by_arrays == by_rows
     assert by_rows["counts"][told] == 1
 

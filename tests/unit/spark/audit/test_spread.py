@@ -44,7 +44,7 @@ def spread_all(table: pyarrow.Table, known: Knowledge) -> Spread:
 
 
 def divide(table: pyarrow.Table, spread: Spread) -> LocalShuffled:
-    shuffled = LocalShuffled(Progress.none(), 1 << 30)
+    shuffled = LocalShuffled(Progress(), 1 << 30)
     half = table.num_rows // 2
     for part in (table.slice(0, half), table.slice(half)):
         for piece, rows in spread.divide(part):

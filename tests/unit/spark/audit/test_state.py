@@ -46,7 +46,7 @@ def make_rows(*rows: dict[str, Any]) -> pyarrow.Table:
 
 def make_carry(day: int, previous: State | None = None) -> Carry:
     """Of an audit that saw one change of one item on each day, and did not judge the last one."""
-    shuffled = LocalShuffled(Progress.none(), 1 << 20)
+    shuffled = LocalShuffled(Progress(), 1 << 20)
     shuffled.add(0, make_rows(row_of(kind=CHANGE, begin_us=day, lineage=1, ordinal=day)))
     for batch in read_parts(previous.rows.parts, REPLAY.names) if previous else ():
         shuffled.add(0, pyarrow.Table.from_batches([batch]).cast(REPLAY))

@@ -137,7 +137,7 @@ def test_arrays_say_of_each_world_what_the_judge_says(
     engine: Engine, worlds: list[Planted], tmp_path: Path
 ) -> None:
     survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, Scope(AS_OF_US), pieces=1)
-    by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.known)
+    by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.kept.known)
     assert by_arrays == by_rows
 
 
