@@ -53,9 +53,9 @@ def measure_moving(
         system.execute(f"INSERT INTO customers VALUES {rows}")
         before: Seconds = {}
         seconds: Seconds = {}
+        with closing(system.open_cache()) as cache:
+            wait_for_hits(cache, "customer", KEYS, system.describe)
         with _writing(system), patch.object(state, "PREVIOUS_READER_SECONDS", 2), ExitStack() as stack:
-            with closing(system.open_cache()) as cache:
-                wait_for_hits(cache, "customer", KEYS, system.describe)
             with _reading(system, before), _reading(system, before):
                 time.sleep(QUIET_SECONDS)
             previous = stack.enter_context(ExitStack())
