@@ -1188,7 +1188,7 @@ BEFORE = frozenset({(ORDER.name, ORDER.fingerprint)})
 
 
 def test_an_object_whose_keys_were_altered_begins_again_and_the_others_stay() -> None:
-    """It begins with the head, also where the stream has not come so far: rows before have keys of the other type."""
+    """It begins with the head, even if the stream has not come so far: rows before have keys of the other type."""
     world = World()
     one = start(world, objects=BOTH)
     world.commit(KEY)

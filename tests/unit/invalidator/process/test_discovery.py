@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 class DnsServer:
-    """It answers each question over UDP as ``answer`` fills it in, and none where that is None."""
+    """It answers each question over UDP as ``answer`` fills it in, and does not answer if that is None."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer: Answer | None = None
