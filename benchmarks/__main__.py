@@ -12,6 +12,7 @@ import difflib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from benchmarks.report import (
 )
 from benchmarks.seek import measure_seek
 from freshness.errors import ConfigError, FreshnessError
+from integration.servers import Redis
 
 Benchmark = Callable[[int], list[Result]]
 
@@ -70,6 +72,8 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "memory": measure_memory,
     "protection_memory": measure_protection_memory,
     "moving": measure_moving,
+    "moving_mysql": partial(measure_moving, suffix="_mysql", flavor="mysql"),
+    "moving_redis": partial(measure_moving, suffix="_redis", node=Redis),
     "profile": measure_profile,
     "growth": measure_growth,
     "seek": measure_seek,

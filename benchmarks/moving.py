@@ -15,14 +15,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 from appclient import ReadOutcome
 from benchmarks.measure import Criterion, Result, paced
 from freshness.algorithm import state
 from integration.harness import System, deploy, running_system, wait_for_hits
-from integration.servers import Memcached, database_pair
+from integration.servers import Flavor, Memcached, database_pair
 
 KEYS: Final = tuple(range(1, 1001))
 READS: Final = 500
@@ -38,21 +38,24 @@ Seconds = dict[int, Counter[bool]]
 """By second, the number of reads that were warm, and of those that were not."""
 
 
-def measure_moving(_: int) -> list[Result]:
+def measure_moving(
+    _: int, *, suffix: str = "", flavor: Flavor = "mariadb", node: type[Any] = Memcached
+) -> list[Result]:
     """One run, whatever the number of rounds: a node is added to two, and removed."""
+    backend = {"backend": node.technology}
     with (
-        database_pair("mariadb") as pair,
+        database_pair(flavor) as pair,
         TemporaryDirectory() as folder,
-        running_system(pair, Path(folder), nodes=[Memcached(), Memcached()]) as system,
-        Memcached() as third,
+        running_system(pair, Path(folder), nodes=[node(), node()], cache=backend) as system,
+        node() as third,
     ):
         rows = ", ".join(f"({key}, 'customer {key}', 1)" for key in KEYS)
         system.execute(f"INSERT INTO customers VALUES {rows}")
         before: Seconds = {}
         seconds: Seconds = {}
+        with closing(system.open_cache()) as cache:
+            wait_for_hits(cache, "customer", KEYS, system.describe)
         with _writing(system), patch.object(state, "PREVIOUS_READER_SECONDS", 2), ExitStack() as stack:
-            with closing(system.open_cache()) as cache:
-                wait_for_hits(cache, "customer", KEYS, system.describe)
             with _reading(system, before), _reading(system, before):
                 time.sleep(QUIET_SECONDS)
             previous = stack.enter_context(ExitStack())
@@ -67,9 +70,9 @@ def measure_moving(_: int) -> list[Result]:
     usual, shares = fmean(_per_second(before, _share)), _per_second(seconds, _share)
     cold, colds = fmean(_per_second(before, _cold)), _per_second(seconds, _cold)
     return [
-        Result("moving_hits", 100 * min(shares), "%", "hits before", 100 * usual,
+        Result(f"moving_hits{suffix}", 100 * min(shares), "%", "hits before", 100 * usual,
                (min(shares) / usual, max(shares) / usual), CRITERION),
-        Result("moving_reads", fmean(colds), "in a second", "reads of the database before", cold,
+        Result(f"moving_reads{suffix}", fmean(colds), "in a second", "reads of the database before", cold,
                (min(colds) / cold, max(colds) / cold), READS_CRITERION),
     ]  # fmt: skip
 

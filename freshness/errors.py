@@ -40,6 +40,7 @@ _EXTRAS: Final = {
     "deltalake": "delta",
     "pyiceberg": "iceberg",
     "greenlet": "async",
+    "dns": "srv",
 }
 """Packages that have an extra of their own."""
 

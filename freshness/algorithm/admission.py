@@ -18,7 +18,7 @@ from freshness.algorithm.envelope import NodeRecord, find_record
 from freshness.algorithm.membership import (
     Membership,
     cover,
-    is_of_another_configuration,
+    is_foreign,
     require_topology,
     serve,
 )
@@ -61,6 +61,7 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
     gets = Get(member.record_key, is_bound=True), Get(member.resume_key, is_bound=True)
     item, resume_item = yield Flow(member.node, gets)
     head = yield ReadHead()
+    member.altered_by = member.everything(head)
     record, resume = find_record(item, member.node), find_record(resume_item, member.node)
     for held in (record, resume):
         require_topology(held, member.policy, member.node)
@@ -83,7 +84,7 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
 def _join_alive(
     member: Membership, record: NodeRecord, item: Item, head: Head, read_at: float
 ) -> Procedure[None]:
-    if is_of_another_configuration(record, member.policy):
+    if is_foreign(record, member.policy):
         raise MembershipLost(
             f"{member.node}: its record was written under another configuration "
             f"(objects {', '.join(sorted(record.objects)) or 'none'}; "
@@ -109,7 +110,7 @@ def _join_alive(
 
 def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
     return (
-        not is_of_another_configuration(resume, member.policy)
+        not is_foreign(resume, member.policy)
         and resume.epoch == head.epoch
         and resume.progress.flavor == member.streamed.flavor
         and not resume.progress.is_empty

@@ -246,7 +246,8 @@ class Applier:
         head = yield ReadHead()
         for member in self.joined:
             record = member.joined_record()
-            wanted = member.applied.union_all([record.floor, *record.table_floors.values()])
+            starts = [each.start for each in record.objects.values()]
+            wanted = member.applied.union_all([record.floor, *record.table_floors.values(), *starts])
             if not head.position.contains(wanted if member.target is None else wanted.union(member.target)):
                 raise HistoryLost(
                     f"the primary has never executed all that node {member.node} has acknowledged, demands or waits "

@@ -49,7 +49,8 @@ class NodePolicy:
     ``objects``: name → fingerprint of its definition. ``stripes``: number of the lineage's stripes on a node that
     begins a life. ``lease_seconds`` is L. ``is_serving``: False for a shard that is followed and not read: its
     records are kept, and never open. ``topology``: the number of the configuration. A record of a higher one is not
-    touched. ``placements``: by ring, that of ``ring`` and of each that is served beside it.
+    touched. ``placements``: by ring, that of ``ring`` and of each that is served beside it. ``altered``: names and
+    fingerprints of objects as this process has covered them before their key columns were altered.
     """
 
     namespace: str
@@ -63,6 +64,7 @@ class NodePolicy:
     is_serving: bool = True
     topology: int = 1
     placements: Mapping[int, Placement] = field(default_factory=dict)
+    altered: Set[tuple[str, int]] = frozenset()
 
     @property
     def rings(self) -> Set[int]:
@@ -143,6 +145,8 @@ class Membership:
     """False: the record does not name the objects and rings of this configuration yet, see `cover`."""
     opens_after: float = float("-inf")
     """A heartbeat that was begun before that moment does not open the record."""
+    altered_by: Position | None = None
+    """`everything` at the join: all statements that had altered the schema when this process read it."""
     target: Position | None = None
     """A closed node opens when this position is applied; None if nothing is outstanding."""
 
@@ -267,7 +271,8 @@ class Membership:
             raise MembershipLost(
                 f"{self.node}: the node record lapsed or its life has ended", hint="it is joined again"
             )
-        if is_of_another_configuration(current, self.policy):
+        is_other = is_of_another_configuration if self.is_covered else is_foreign
+        if is_other(current, self.policy):
             raise MembershipLost(
                 f"{self.node}: an invalidator with other objects or nodes has taken over",
                 hint="run all invalidators with the same freshness.toml",
@@ -401,14 +406,16 @@ def cover(member: Membership) -> Procedure[None]:
     the object's rows, and a third invalidator would find its entries alive; and one of an older topology could
     revive it and open it. A witness gets it first, too: readers may use a record whose write had no answer.
     """
-    member.is_covered = True
+    member.is_covered = False
     current = member.joined_record()
-    wanted = serve(current, member.policy)
+    change = partial(serve, policy=member.policy, altered_by=member.altered_by)
+    wanted = change(current)
     if wanted != current:
         yield from member.write_resume(wanted)
         if member.witness is not None:
             tell_publication(member.witness, member.node, wanted, member.witness.now_us())
-        yield from member.store(partial(serve, policy=member.policy))
+        yield from member.store(change)
+    member.is_covered = True
 
 
 def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
@@ -417,24 +424,38 @@ def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
     return record.topology >= policy.topology and _has_others(record, policy)
 
 
+def is_foreign(record: NodeRecord, policy: NodePolicy) -> bool:
+    """The same of a record that will be covered before progress is published: it may have objects as they were before
+    this process saw their key columns altered."""
+    objects = {
+        name: each for name, each in record.objects.items() if (name, each.fingerprint) not in policy.altered
+    }
+    return record.topology >= policy.topology and _has_others(replace(record, objects=objects), policy)
+
+
 def _has_others(record: NodeRecord, policy: NodePolicy) -> bool:
     return not record.rings <= policy.rings or any(
         policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
     )
 
 
-def serve(record: NodeRecord, policy: NodePolicy) -> NodeRecord:
+def serve(record: NodeRecord, policy: NodePolicy, altered_by: Position | None = None) -> NodeRecord:
     """The record with the objects and rings of this configuration, and no others.
 
     Each begins with the record's progress: an invalidator that publishes more has read this record, and sends the
     keys of the object and by the ring. A ring that brings the node no key which a ring of the record does not bring
-    begins with that ring.
+    begins with that ring. An object whose key columns were altered begins with ``altered_by``: rows that were logged
+    before have keys of the previous type.
     """
+    progress = record.progress
     starts = {ring: _find_start(record, ring, policy) for ring in policy.rings}
     if starts[policy.ring].is_empty:
         del starts[policy.ring]
+    altered = {name for name, each in record.objects.items() if (name, each.fingerprint) in policy.altered}
+    altered_at = progress if altered_by is None else progress.union(altered_by)
     objects = {
-        name: record.find_coverage(name, fingerprint) or Coverage(fingerprint, record.progress)
+        name: record.find_coverage(name, fingerprint)
+        or Coverage(fingerprint, altered_at if name in altered else progress)
         for name, fingerprint in policy.objects.items()
     }
     return replace(

@@ -48,6 +48,12 @@ class CacheConfig:
         "entries move from these to those. Each change of the two comes with a higher `topology`.",
         (),
     )
+    nodes_from: str = setting(
+        'Where `invalidator nodes discover` looks for nodes to add: "file:PATH" with a HOST:PORT in each line, '
+        'relative to this file, or "srv:NAME" of SRV records, which needs the extra srv. Nothing else takes nodes '
+        "from there.",
+        "",
+    )
     namespace: str = setting("Prefix of every key. Two namespaces on the same nodes share no key.")
     value_ttl_seconds: int = setting(
         "TTL of a filled entry. Freshness does not depend on it.", 86_400, bounds=(1, TTL_SECONDS_MAX)
@@ -215,6 +221,9 @@ def _check_nodes(table: Table, cache: CacheConfig) -> None:
         table.report("nodes", "an empty array", "at least one node")
     _check_names(table, cache, "nodes", cache.nodes)
     _check_names(table, cache, "previous_nodes", cache.previous_nodes)
+    kind, _, place = cache.nodes_from.partition(":")
+    if cache.nodes_from and (kind not in ("file", "srv") or not place):
+        table.report("nodes_from", shown(cache.nodes_from), '"file:PATH" or "srv:NAME"')
 
 
 def _check_names(table: Table, cache: CacheConfig, name: str, nodes: tuple[str, ...]) -> None:

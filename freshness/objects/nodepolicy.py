@@ -3,7 +3,7 @@ stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from freshness.algorithm.membership import NodePolicy
 from freshness.config.cache import CacheConfig
@@ -24,8 +24,9 @@ def node_policy(
     *,
     topology: int,
     is_serving: bool = True,
+    altered: Set[tuple[str, int]] = frozenset(),
 ) -> NodePolicy:
-    """``definitions``: the objects of the lineage's keyspace. ``topology``, ``is_serving``: see `NodePolicy`."""
+    """``definitions``: the objects of the lineage's keyspace. ``topology`` and what follows: see `NodePolicy`."""
     placements = placements_of(cache)
     return NodePolicy(
         namespace=cache.namespace,
@@ -39,4 +40,5 @@ def node_policy(
         is_serving=is_serving,
         topology=topology,
         placements={each.ring_version: each for each in placements} if cache.previous_nodes else {},
+        altered=altered,
     )

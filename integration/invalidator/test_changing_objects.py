@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from appclient import Cache, ReadOutcome
 from integration.configuration import CUSTOMER
@@ -24,6 +26,7 @@ from integration.harness import (
     wait_until,
 )
 from integration.servers import Pair
+from integration.servers.program import InvalidatorProcess
 
 KEYS: Final = tuple(range(1, 21))
 ORDERS: Final = """
@@ -86,3 +89,49 @@ def test_objects_come_and_go_while_the_others_stay_warm(own_pair: Pair, tmp_path
             wait_until(lambda: outcome(before) is ReadOutcome.OBJECT, "it is gone", system.describe)
             assert system.lives() == lives
         assert set(seen) == {ReadOutcome.HIT}
+
+
+@pytest.mark.parametrize("has_second", [False, True])
+def test_a_statement_that_alters_keys_costs_the_entries_of_its_table_alone(
+    own_pair: Pair, tmp_path: Path, has_second: bool
+) -> None:
+    """Also beside a second invalidator, which sees it a little earlier or later."""
+    with ExitStack() as stack:
+        system = stack.enter_context(
+            running_system(
+                own_pair,
+                tmp_path,
+                tables=[CUSTOMERS_TABLE, ORDERS_TABLE],
+                objects=CUSTOMER + ORDERS,
+                cache=PATIENT,
+            )
+        )
+        if has_second:
+            stack.enter_context(InvalidatorProcess(system.config_path))
+        for key in KEYS:
+            system.execute("INSERT INTO customers VALUES (%s, 'first', 1)", key)
+        system.execute("INSERT INTO orders VALUES (1, 1, 1)")
+        system.wait_covered()
+        cache = stack.enter_context(closing(system.open_cache()))
+        wait_for_hits(cache, "customer", KEYS, system.describe)
+        wait_for_hits(cache, "orders", [1], system.describe)
+        lives = system.lives()
+        with reading(cache, "customer", KEYS) as seen:
+            for number, kind in enumerate(("VARCHAR(20) COLLATE utf8mb4_bin", "INT", "BIGINT"), 2):
+                system.execute(f"ALTER TABLE orders MODIFY customer_id {kind} NOT NULL")
+                system.execute("INSERT INTO orders VALUES (%s, 1, 1)", number)
+                system.settle()
+                wait_for_hits(cache, "orders", ["1"], system.describe)
+                found = cache.get("orders", "1")
+                assert [row["id"] for row in found] == list(range(1, number + 1))
+            system.execute("DROP TABLE orders")
+            system.settle()
+        assert seen[ReadOutcome.HIT]
+        assert not {ReadOutcome.DEAD, ReadOutcome.FILLED} & seen.keys(), (
+            "they are kept, also while nodes are closed"
+        )
+        assert system.lives() == lives
+        system.execute("UPDATE customers SET v = 2")
+        system.settle()
+        wait_for_hits(cache, "customer", KEYS, system.describe)
+        assert {row["v"] for row in cache.get_many("customer", KEYS).values()} == {2}

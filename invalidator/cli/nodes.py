@@ -19,6 +19,7 @@ from invalidator.cli.output import print_json
 class NodesAction(StrEnum):
     STATUS = "status"
     ADD = "add"
+    DISCOVER = "discover"
     REMOVE = "remove"
     REPLACE = "replace"
     FINISH = "finish"
@@ -55,6 +56,8 @@ def nodes(
     match action:
         case NodesAction.ADD:
             text = change.change_nodes(present, partial(change.add, nodes=given))
+        case NodesAction.DISCOVER:
+            text = change.discover(present)
         case NodesAction.REMOVE:
             text = change.change_nodes(present, partial(change.remove, nodes=given))
         case NodesAction.REPLACE:

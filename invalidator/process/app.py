@@ -360,6 +360,13 @@ def _require_successor(present: Config, following: Config) -> None:
             f"{following.path}: topology = {following.topology}, this process has {present.topology}",
             hint="a previous topology is never served again: load the present file, or raise its number",
         )
+    lists = [(set(each.cache.nodes), set(each.cache.previous_nodes)) for each in (present, following)]
+    if following.topology == present.topology and lists[0] != lists[1]:
+        raise ConfigError(
+            f"{following.path}: cache.nodes or cache.previous_nodes changes, and topology = {following.topology} does"
+            " not",
+            hint="raise it, and name the present nodes in previous_nodes: `invalidator nodes` writes such a file",
+        )
     if following.topology == present.topology and moved:
         raise ConfigError(
             f"{following.path}: serving of {', '.join(moved)} changes, and topology = {following.topology} does not",

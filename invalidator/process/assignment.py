@@ -5,7 +5,7 @@ puts stripes back. Made by ``invalidator.process.app``.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from freshness.algorithm.applier import create_members
@@ -44,7 +44,7 @@ class Assignment:
     """The task of one worker. Two equal tasks need no restart when the configuration is loaded again: ``objects`` is
     all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: the cache nodes that
     the worker looks after. ``registry`` is None if the schema could not be read: the worker reads it.
-    ``topology``: the number of the configuration."""
+    ``topology``: the number of the configuration. ``altered``: see `NodePolicy`."""
 
     keyspace: str
     flavor: str
@@ -54,6 +54,7 @@ class Assignment:
     stream: StreamConfig
     registry: Mapping[str, ObjectDefinition] | None = field(compare=False)
     topology: int = 1
+    altered: Set[tuple[str, int]] = field(default=frozenset(), compare=False)
     objects: Mapping[str, int] = field(init=False)
     filled: frozenset[str] = field(init=False)
     """The objects with ``fill_from_log``."""
@@ -143,6 +144,7 @@ class Assignment:
             self.definitions,
             topology=self.topology,
             is_serving=self.shard.serving,
+            altered=self.altered,
         )
 
     def confirm_succession(self, step: ConfirmSuccession) -> bool:

@@ -40,6 +40,7 @@ from freshness.errors import FreshnessError, NodeRefused, NodeUnavailable, missi
 from freshness.network import BLOCKING
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
+from invalidator.process.discovery import compare_nodes
 from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.machine import check_machine, check_names
 from invalidator.rules.node import NodeFacts, check_record
@@ -86,6 +87,7 @@ class Checkup:
                     self._check_shard(keyspace, shard, sorted(tables), sound)
         if self._config.cache.backend != "memory":
             self.check_nodes()
+        self.findings += _check_source(self._config)
         self.findings += check_names(self._config, _look_up)
         self.findings += check_machine(self._config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -199,6 +201,20 @@ class Checkup:
             for node in nodes:
                 with suppress(FreshnessError):
                     node.perform([Delete(key)])
+
+
+def _check_source(config: Config) -> Iterator[CheckFinding]:
+    source, rule = config.cache.nodes_from, Rule.NODES_FROM
+    try:
+        added, missing = compare_nodes(config) if source else ([], [])
+    except FreshnessError as error:
+        yield CheckFinding(rule, error.message, error.hint)
+        return
+    if added:
+        yield CheckFinding(rule, f"{source} names {', '.join(added)}, which cache.nodes lacks", rule.remedy)
+    if missing:
+        message = f"{source} does not name {', '.join(missing)} of cache.nodes"
+        yield CheckFinding(rule, message, f"if it is to go: `invalidator nodes remove {missing[0]}`")
 
 
 def _look_up(host: str, port: int) -> set[str]:

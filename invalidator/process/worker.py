@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import find_record, record_key, resume_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Get
+from freshness.algorithm.request import Get, Wait
 from freshness.algorithm.witness import Witness
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
@@ -29,7 +29,13 @@ from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
-from freshness.errors import FreshnessError, NodeUnavailable, SourceUnavailable, SourceUnsuitable
+from freshness.errors import (
+    FreshnessError,
+    MembershipLost,
+    NodeUnavailable,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
 from freshness.objects.registry import ObjectDefinition
@@ -90,6 +96,7 @@ class ShardWorker:
     _source: Source | None = field(default=None, init=False)
     _is_stopping: bool = field(default=False, init=False)
     _left_for: FreshnessError | None = field(default=None, init=False)
+    _shut_out_by: list[MembershipLost] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
@@ -212,7 +219,7 @@ class ShardWorker:
                 self._follow()
             except _KeysAltered as altered:
                 log.warning(
-                    "%s: the columns of keys were altered, and lives end", self.assignment.shard.lineage
+                    "%s: the columns of keys were altered: objects begin again", self.assignment.shard.lineage
                 )
                 self.assignment = altered.assignment
             else:
@@ -229,7 +236,8 @@ class ShardWorker:
             return
         present = replace(task, registry=self.read_registry(task.definitions))
         if present.objects != task.objects:
-            raise _KeysAltered(present)
+            altered = (task.altered | task.objects.items()) - present.objects.items()
+            raise _KeysAltered(replace(present, altered=altered))
 
     def _follow(self) -> None:
         task = self.assignment
@@ -303,10 +311,20 @@ class ShardWorker:
                     return self._require_keys(self.assignment.tables)
                 case RaiseEpoch():
                     return epochs.raise_epoch()
-                case _:
-                    return driver.answer(step)
+                case Wait() if self._is_shut_out():
+                    self._require_keys(self.assignment.tables)
+            return driver.answer(step)
 
         return answer
+
+    def _is_shut_out(self) -> bool:
+        """Whether no node is joined, and since the last call one has refused. Another process may have seen a
+        statement that altered keys, which this one does not come to without a node."""
+        if self.invalidator is None or self.invalidator.joined:
+            return False
+        problems = [each for each in self.invalidator.problems.values() if isinstance(each, MembershipLost)]
+        is_new, self._shut_out_by = problems != self._shut_out_by, problems
+        return is_new and bool(problems)
 
     # -- set-up --------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, StepRefused
 from freshness.nodes.open import open_node
 from invalidator.process.checkup import Checkup
+from invalidator.process.discovery import compare_nodes
 from invalidator.process.status import read_nodes
 from invalidator.reshard.plan import toml_value
 from invalidator.rules.finding import CheckFinding
@@ -74,6 +76,22 @@ def add(present: Sequence[str], nodes: Sequence[str]) -> list[str]:
     if known:
         raise ConfigError(f"cache.nodes has {', '.join(known)} already", hint="name those that are new")
     return [*present, *nodes]
+
+
+def discover(config: Config) -> str | None:
+    """The text of the next file, with the nodes that ``cache.nodes_from`` names besides; None if it names no others.
+
+    Raises `StepRefused` if it lacks one: a node that is not ready leaves the DNS for a while.
+    """
+    if not (source := config.cache.nodes_from):
+        raise ConfigError(f"{config.path} has no cache.nodes_from", hint="name a file or SRV records there")
+    added, missing = compare_nodes(config)
+    if missing:
+        raise StepRefused(
+            f"{source} does not name {', '.join(missing)} of cache.nodes: nothing is changed",
+            hint=f"wait until it does, or if it is to go: invalidator nodes remove {missing[0]}",
+        )
+    return change_nodes(config, partial(add, nodes=added)) if added else None
 
 
 def remove(present: Sequence[str], nodes: Sequence[str]) -> list[str]:

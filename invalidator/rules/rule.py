@@ -61,6 +61,13 @@ class Rule(Enum):
         "see that it runs and is reachable",
     )
 
+    NODES_FROM = (
+        "warning",
+        CAVEAT,
+        "cache.nodes_from names other nodes than cache.nodes, or cannot be read",
+        "`invalidator nodes discover`",
+    )
+
     # -- the server whose log is read --------------------------------------------------------------------
 
     FLAVOR = _error(

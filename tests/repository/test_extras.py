@@ -181,6 +181,10 @@ assert len(packed) < 100 and unpack(packed) == b"x" * 1000
 from invalidator.vstream.proto import vitess_pb2
 import grpc
 """,
+    "srv": """
+import dns.resolver
+assert callable(dns.resolver.resolve)
+""",
     "sharding": """
 from freshness.database.sharding import keyspace_id
 assert keyspace_id("hash", 1).hex() == "166b40b44aba4bd6"
@@ -327,7 +331,7 @@ def test_an_extra_alone_does_what_it_is_for(
     assert found == [], "only what the extra declares is there"
 
 
-BESIDE: Final = ("compression", "history", "redis", "sharding", "vitess")
+BESIDE: Final = ("compression", "history", "redis", "sharding", "srv", "vitess")
 """Extras of packages that the library and the invalidator use: they belong beside one of these."""
 
 

@@ -13,7 +13,7 @@ Used by the tests of the algorithm.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -773,7 +773,8 @@ class Invalidator:
     """One process's membership in one node, with a stream that delivers what the test says.
 
     ``passed``: the position of the stream when the last own heartbeat came back. ``restorer``: restores the node's
-    stripes on its own connection. ``previous_ring``: one that is served beside ``ring``.
+    stripes on its own connection. ``previous_ring``: one that is served beside ``ring``. ``altered``: see
+    `NodePolicy`.
     """
 
     world: World
@@ -787,6 +788,7 @@ class Invalidator:
     is_serving: bool = True
     topology: int = 1
     previous_ring: int | None = None
+    altered: Set[tuple[str, int]] = frozenset()
     client: Client = field(init=False)
     member: Membership = field(init=False)
     cursor: Position = field(init=False)
@@ -809,6 +811,7 @@ class Invalidator:
             self.is_serving,
             self.topology,
             {} if self.previous_ring is None else {ring: self.world.placements[ring] for ring in self.rings},
+            self.altered,
         )
         self.restorer = Restorer(self.node, policy, self.world.moment, self.world.nonce)
         self.cursor = empty_position(self.database.flavor)

@@ -16,6 +16,7 @@ from freshness.algorithm.applier import (
     create_members,
 )
 from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import Coverage
 from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
 from freshness.algorithm.request import Head, Streamed
@@ -238,7 +239,7 @@ def test_a_node_of_a_previous_epoch_leaves_when_another_one_is_joined() -> None:
     assert scene.join() not in (b"", first)
 
 
-@pytest.mark.parametrize("demand", ["floor", "table"])
+@pytest.mark.parametrize("demand", ["floor", "table", "object"])
 def test_all_that_a_record_demands_must_be_in_the_history(demand: str) -> None:
     """ADR 0018: else no fill is ever allowed again."""
     scene = Scene()
@@ -248,6 +249,7 @@ def test_all_that_a_record_demands_must_be_in_the_history(demand: str) -> None:
     lost: dict[str, dict[str, Any]] = {
         "floor": {"floor": up_to(11)},
         "table": {"table_floors": {"customers": up_to(11)}},
+        "object": {"objects": {"customer": Coverage(1, up_to(11))}},
     }
     member.record = replace(member.joined_record(), **lost[demand])
     with pytest.raises(HistoryLost, match=NODE):

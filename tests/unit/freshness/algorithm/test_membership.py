@@ -1182,6 +1182,71 @@ def test_an_object_leaves_with_a_higher_topology_and_comes_back_from_the_progres
     assert again[CUSTOMER.name].start == world.database.base
 
 
+ALTERED = {**BOTH, ORDER.name: 99}
+"""The objects once the key columns of one were altered."""
+BEFORE = frozenset({(ORDER.name, ORDER.fingerprint)})
+
+
+def test_an_object_whose_keys_were_altered_begins_again_and_the_others_stay() -> None:
+    """It begins with the head, even if the stream has not come so far: rows before have keys of the other type."""
+    world = World()
+    one = start(world, objects=BOTH)
+    world.commit(KEY)
+    reader, other, order = Reader(world, world.replica().catch_up()), lookup(2), lookup(1, ORDER)
+    assert [reader.read(other), reader.read(order)] == [ReadOutcome.FILLED] * 2
+    life, progress, head = world.record().life, world.record().progress, world.database.head
+    assert not progress.contains(head)
+    refuse(Invalidator(world, objects=ALTERED).joining())
+    two = Invalidator(world, objects=ALTERED, altered=BEFORE).join()
+    two.renewing().finish()
+    assert world.record().objects[ORDER.name].fingerprint == ORDER.fingerprint, (
+        "it cannot vouch for the node yet"
+    )
+    applying = two.applying()
+    applying.finish()
+    record = world.record()
+    assert record.objects == {
+        CUSTOMER.name: Coverage(CUSTOMER.fingerprint, world.database.base),
+        ORDER.name: Coverage(99, head),
+    }
+    assert (record.is_open, record.life) == (True, life)
+    assert world.resume_copy().objects == record.objects, "or the next one revives the previous definition"
+    assert "other objects" in refuse(one.applying()).message
+    world.sleep(1.1)
+    assert [reader.read(other), reader.read(order)] == [ReadOutcome.HIT, ReadOutcome.OBJECT]
+    assert any(isinstance(each, Wait) for each in applying.steps), (
+        "readers trust a copy with the previous one"
+    )
+
+
+def test_altered_objects_leave_a_record_that_is_closed_or_has_lapsed() -> None:
+    for lapses in (False, True):
+        world = World()
+        (start if lapses else join_closed)(world, objects=BOTH)
+        life = (world.resume_copy() if lapses else world.record()).life
+        if lapses:
+            world.sleep(L_SECONDS)
+        Invalidator(world, objects=ALTERED, altered=BEFORE).join().apply()
+        record = world.record()
+        assert (record.life, record.is_open, record.objects[ORDER.name].fingerprint) == (life, True, 99)
+
+
+def join_closed(world: World, **changes: object) -> Invalidator:
+    return Invalidator(world, **changes).join()  # type: ignore[arg-type]
+
+
+def test_an_altered_object_that_comes_back_is_not_published_by_who_does_not_send_it() -> None:
+    world = World()
+    start(world, objects=BOTH)
+    two = start(world, objects=ALTERED, altered=BEFORE)
+    three = start(world, objects=BOTH, altered=frozenset({(ORDER.name, 99)}))
+    made = world.commit(KEY)
+    assert "other objects" in refuse(two.applying()).message
+    assert not world.record().progress.contains(made.position)
+    three.apply()
+    assert world.record().progress.contains(made.position)
+
+
 def test_a_witness_knows_the_starts_of_a_record_before_readers_do() -> None:
     """Also if the answer to the write is lost, and the life ends before it is written again."""
     world = World()

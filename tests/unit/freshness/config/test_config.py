@@ -233,6 +233,8 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         NODES + '\nprevious_nodes = ["cache1"]',
         ["cache.previous_nodes[0]: found 'cache1'; expected HOST:PORT"],
     ),
+    (NODES, NODES + '\nnodes_from = "dns:x"', ["cache.nodes_from: found 'dns:x'; expected \"file:PATH\" or"]),
+    (NODES, NODES + '\nnodes_from = "srv:"', ["cache.nodes_from: found 'srv:'; expected"]),
     (NODES, '["cache1:"]', ["cache.nodes[0]: found 'cache1:'", "no port"]),
     (NODES, '[":11211"]', ["cache.nodes[0]: found ':11211'", "the host is empty"]),
     (NODES, '["cache1:0"]', ["cache.nodes[0]: found 'cache1:0'", "port 0 is not from 1 to 65535"]),

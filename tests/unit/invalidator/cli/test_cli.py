@@ -223,6 +223,21 @@ def test_status_needs_neither_database_nor_nodes(
     assert "unavailable" in capsys.readouterr().out
 
 
+def test_the_nodes_of_a_source_are_discovered(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = 'nodes_from = "file:nodes"\nbackend = "memory"\n[keyspaces.shop]'
+    config.write_text(CONFIG.replace("[keyspaces.shop]", source, 1))
+    (config.parent / "nodes").write_text("127.0.0.1:1\n127.0.0.1:2\n")
+    arguments = ("nodes", "discover", "--dry-run", "-c", str(config))
+    assert run_main(monkeypatch, *arguments) == 0
+    added = '+nodes = ["127.0.0.1:1", "127.0.0.1:2"]\n+previous_nodes = ["127.0.0.1:1"]\n'
+    assert added in capsys.readouterr().out
+    (config.parent / "nodes").write_text("127.0.0.1:2\n")
+    assert run_main(monkeypatch, *arguments) == 4
+    assert "invalidator nodes remove 127.0.0.1:1" in capsys.readouterr().err
+
+
 def test_status_shows_whole_node_names_on_a_narrow_terminal(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -397,6 +398,26 @@ def test_a_previous_topology_is_not_loaded(scene: Scene, caplog: pytest.LogCaptu
     assert "topology = 1, this process has 2" in caplog.text
     assert len(scene.started) == 2
     assert invalidator.config.topology == 2
+
+
+def test_nodes_change_only_under_a_new_number(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    def config(topology: int, *nodes: str, previous: tuple[str, ...] = ()) -> Config:
+        read = scene.config(f"topology = {topology}" + HEAD + shards("-"))
+        return replace(read, cache=replace(read.cache, nodes=nodes, previous_nodes=previous))
+
+    invalidator = Invalidator(config(1, "a", "b"))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 1)
+    for refused in (config(1, "a"), config(1, "b", "a", previous=("a",))):
+        caplog.clear()
+        invalidator.reload(refused)
+        wait_until(lambda: "cache.previous_nodes changes, and topology = 1 does not" in caplog.text)
+    invalidator.reload(config(1, "b", "a"))
+    wait_until(lambda: invalidator.config.cache.nodes == ("b", "a"))
+    invalidator.reload(config(2, "a", previous=("a", "b")))
+    wait_until(lambda: invalidator.config.topology == 2)
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
 
 
 def test_what_serves_changes_only_under_a_new_number(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

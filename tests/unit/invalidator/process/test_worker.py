@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm.request import Streamed
+from freshness.algorithm.request import Streamed, Wait
 from freshness.config.config import Config, load_config
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, FreshnessError, MembershipLost, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
 from freshness.position import empty_position
@@ -134,6 +134,45 @@ def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknow
         with pytest.raises(_KeysAltered) as altered:
             answer(step)
         assert altered.value.assignment.definitions is found[-1]
+    before = task.objects["profile"]
+    assert altered.value.assignment.altered == {("profile", before)}
+    worker.assignment = altered.value.assignment
+    found.append(task.definitions)
+    with pytest.raises(_KeysAltered) as altered:
+        answer(Poll(0, 1))
+    closed = worker.assignment.objects["profile"]
+    assert altered.value.assignment.altered == {("profile", closed)}, "what has come back may stay"
+
+
+def test_keys_are_looked_at_when_every_node_refuses(tmp_path: Path) -> None:
+    """Another invalidator has seen the statement first, and lets the record name what this one does not know."""
+    worker = worker_of(tmp_path)
+    asked: list[object] = []
+
+    def read_registry(previous: Any) -> Any:
+        asked.append(previous)
+        return {**previous, "profile": previous["profile"].closed("no table")}
+
+    worker.read_registry = read_registry
+    problems: dict[str, FreshnessError | str] = {}
+    shard: Any = SimpleNamespace(joined=[], problems=problems)
+    worker.invalidator = shard
+    driver: Any = SimpleNamespace(answer=lambda _: "waited")
+    nothing: Any = None
+    answer = worker._make_answerer(driver, nothing, nothing)
+    problems["a:1"] = NodeUnavailable("it is down")
+    assert answer(Wait(0)) == "waited"
+    problems["b:1"] = MembershipLost("another configuration")
+    shard.joined.append("a:1")
+    assert answer(Wait(0)) == "waited", "the stream comes to the statement"
+    shard.joined.clear()
+    with pytest.raises(_KeysAltered):
+        answer(Wait(0))
+    assert answer(Wait(0)) == "waited", "once for each try to join"
+    problems["b:1"] = MembershipLost("another configuration")
+    with pytest.raises(_KeysAltered):
+        answer(Wait(0))
+    assert len(asked) == 2
 
 
 class Scene:

@@ -129,6 +129,32 @@ def test_one_change_at_a_time(tmp_path: Path) -> None:
         nodes.change_nodes(load(tmp_path, CHANGING), partial(nodes.add, nodes=["c:1"]))
 
 
+def test_nodes_are_discovered_as_they_are_added(tmp_path: Path) -> None:
+    line = 'nodes_from = "file:nodes"\n'
+    config = load(tmp_path, TEXT.replace("[cache]  # of all\n", f"[cache]  # of all\n{line}"))
+    (tmp_path / "nodes").write_text(f"{NEW}\n{NODE}\n")
+    text = nodes.discover(config)
+    assert text is not None
+    assert text.replace(line, "") == CHANGING
+    (tmp_path / "nodes").write_text(f"{NEW}\n{NODE}\nc:1\n")
+    with pytest.raises(ConfigError, match="a change of the nodes is under way"):
+        nodes.discover(load(tmp_path, text))
+    (tmp_path / "nodes").write_text(f"{NODE}\n")
+    assert nodes.discover(config) is None
+    with pytest.raises(ConfigError, match=r"has no cache\.nodes_from"):
+        nodes.discover(load(tmp_path, TEXT))
+
+
+def test_a_source_that_lacks_a_node_removes_none(tmp_path: Path) -> None:
+    text = TEXT.replace("[cache]", '[cache]\nnodes_from = "file:nodes"').replace(
+        f'"{NODE}"]', f'"{NODE}", "c:1"]'
+    )
+    (tmp_path / "nodes").write_text(f"{NODE}\n{NEW}\n")
+    with pytest.raises(StepRefused, match=r"does not name c:1 of cache\.nodes: nothing is changed") as raised:
+        nodes.discover(load(tmp_path, text))
+    assert raised.value.hint == "wait until it does, or if it is to go: invalidator nodes remove c:1"
+
+
 # -- the steps ---------------------------------------------------------------------------------------------------
 
 
