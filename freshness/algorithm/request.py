@@ -54,7 +54,8 @@ class Add:
     """Store if the key is absent. Answers `Stored` (version unknown, 0) or `CONFLICT`. Sent quietly.
 
     ``is_bound``: the item belongs to the server process that stores it. A server that can bring items back after a
-    restart or a failover (Redis) shows a bound item of another process as absent. `Cas` and `Append` keep it bound.
+    restart or a failover (Redis) shows a bound item of another process as absent, and takes none on a connection from
+    before (`CONFLICT`). `Cas` and `Append` keep it bound.
     """
 
     key: bytes

@@ -174,7 +174,7 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         for request in requests:
             is_asked |= isinstance(request, Get)
             try:
-                own_commands, decode = encode(request, self._item_bytes_max)
+                own_commands, decode = encode(request, self._item_bytes_max, self._find_data)
             except TooLarge as error:
                 raise NodeUnavailable(
                     f"redis {self.name} was not given {error} bytes: {TOO_LARGE}",
@@ -185,6 +185,10 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         if is_asked:
             commands.append(self.identify)
         return commands, (pending, is_asked)
+
+    def _find_data(self) -> bytes:
+        self.connect()
+        return self._replication
 
     def _decode(self, connection: AbstractConnection, awaited: _Pending, *, is_late: bool) -> list[Reply]:
         timeout: dict[str, float] = {"timeout": LATE_SECONDS} if is_late else {}

@@ -7,8 +7,9 @@ item is a stub whose win was given, then the value. Comparing and storing is one
 Persistence and replicas bring old data back after a restart or a failover. So a bound item (`Add`) also holds the
 server's ``run_id`` and ``master_replid``, and the script that reads it compares them with the server's present ones:
 a new process has another run_id, and each promotion draws another master_replid. Node records are bound, so an old
-one is as good as gone, and with it all that it vouches for. A server also draws another master_replid for its first
-replica, and when it gives up its backlog; its items are then lost for nothing, and nothing worse.
+one is as good as gone, and with it all that it vouches for. None is added to other data than those on which the
+connection was opened: it would vouch for what its writer has not seen. A server also draws another master_replid for
+its first replica, and when it gives up its backlog; its items are then lost for nothing, and nothing worse.
 
 Called by ``freshness.nodes.redis`` alone. It must never guess: what does not fit raises `UnfitAnswer`.
 """
@@ -89,12 +90,12 @@ return {item, redis.call('PTTL', KEYS[1])}
 """
 )
 
-# Answers 1: somebody's, 2: done.
+# Answers 1: somebody's, or the data are others than when the connection was opened, 2: done.
 ADD_BOUND_SCRIPT: Final = (
     _IDENTIFY
     + """
 local item = redis.call('GET', KEYS[1])
-if item and not is_gone(item) then return 1 end
+if item and not is_gone(item) or number('replication', 'master_replid') ~= ARGV[4] then return 1 end
 local new = ARGV[1] .. '\\2' .. identity() .. ARGV[2]
 if ARGV[3] == '0' then redis.call('SET', KEYS[1], new)
 else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
@@ -171,9 +172,12 @@ class TooLarge(Exception):
 # -- requests to commands ------------------------------------------------------------------------------
 
 
-def encode(request: Request, item_bytes_max: int) -> tuple[Sequence[Command], DecodeAnswers]:
-    """The commands for a request, and the function that decodes their answers. Raises `FormatError` for a key or TTL
-    that no node takes, and `TooLarge` for an `Add` of more than ``item_bytes_max``."""
+def encode(
+    request: Request, item_bytes_max: int, find_data: Callable[[], bytes]
+) -> tuple[Sequence[Command], DecodeAnswers]:
+    """The commands for a request, and the function that decodes their answers. ``find_data``: returns the
+    ``master_replid`` of the connection. Raises `FormatError` for a key or TTL that no node takes, and `TooLarge` for
+    an `Add` of more than ``item_bytes_max``."""
     key = request.key
     check_key(key)
     if isinstance(request, Get):
@@ -198,7 +202,7 @@ def encode(request: Request, item_bytes_max: int) -> tuple[Sequence[Command], De
         if is_too_large:
             raise TooLarge(len(request.value))
         if request.is_bound:
-            added = _script(ADD_BOUND_SCRIPT, key, _draw_version(), request.value, ttl_ms)
+            added = _script(ADD_BOUND_SCRIPT, key, _draw_version(), request.value, ttl_ms, find_data())
             return [added], _decode_added
         expiry: Command = ("PX", ttl_ms) if ttl_ms else ()
         return [("SET", key, _draw_version() + PLAIN + request.value, *expiry, "NX")], _decode_added

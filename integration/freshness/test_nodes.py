@@ -603,8 +603,11 @@ def test_a_redis_that_was_a_replica_in_between(started_redis: Callable[..., Redi
     assert "primary" in caught.value.hint
     make_primary(server)
     assert ask(server).info("server")["run_id"] == run_id
+    late = [Add(b"late", b"v", TTL_SECONDS, is_bound=True)]
+    assert node.perform(late) == [CONFLICT], "a record that knows the data from before"
     check_is_noticed(node)
     check_bound_is_gone(node, previous)
+    assert node.perform(late) == [Stored(0)]
     assert RedisNode(other.address).perform(BOUND[:1]) == [MISSING]
 
 

@@ -25,6 +25,7 @@ from freshness.algorithm.request import Add, Get, Item
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config, load_config
 from freshness.database.connection import executed_position
+from freshness.errors import StreamStopped
 from freshness.history.archive_file import find_files
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
@@ -56,15 +57,20 @@ FIRST_SECONDS: Final = 150.0
 
 
 @pytest.fixture
-def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
+def objects() -> str:
+    return CUSTOMER + PROFILE
+
+
+@pytest.fixture
+def system(pair: Pair, tmp_path: Path, port: int, objects: str) -> Iterator[System]:
     sections = f'[http]\nlisten = "127.0.0.1:{port}"\n[archive]\npath = "archive"\nrotate_seconds = 1\n'
     tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
-    with running_system(pair, tmp_path, tables=tables, objects=CUSTOMER + PROFILE, extra=sections) as started:
+    with running_system(pair, tmp_path, tables=tables, objects=objects, extra=sections) as started:
         yield started
 
 
 @pytest.fixture
-def config(system: System, tmp_path: Path) -> Config:
+def config(system: System, tmp_path: Path, objects: str) -> Config:
     """The sink's own: the same but for the namespace, with leases and lag for micro-batches on a busy machine."""
     folder = tmp_path / CLUSTER
     folder.mkdir()
@@ -75,7 +81,7 @@ def config(system: System, tmp_path: Path) -> Config:
             system.pair.primary.url,
             [node.address for node in system.nodes],
             replicas=[system.pair.replica.url],
-            objects=CUSTOMER + PROFILE,
+            objects=objects,
             cache={
                 **CACHE,
                 "namespace": CLUSTER,
@@ -275,6 +281,34 @@ def test_the_archive_through_the_job_gives_the_same_cache(
     assert [record.life for record in again] == [record.life for record in copies], (
         "a second run ends no life"
     )
+
+
+@pytest.mark.parametrize("objects", [CUSTOMER], ids=["customer"])
+def test_keys_that_are_altered_end_the_job_and_the_next_one_reads_them(
+    system: System, config: Config, session: SparkSession, port: int, tmp_path: Path
+) -> None:
+    source = {"url": f"http://127.0.0.1:{port}", "keyspace": "shop"}
+    checkpoint = str(tmp_path / "checkpoint")
+    system.execute("INSERT INTO customers VALUES (1, 'n', 0)")
+    with open_sink(session, config) as keeper:
+        query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=0.2)
+        before = wait_acknowledged(system, CLUSTER, head_of(system), query)
+        system.execute("ALTER TABLE customers MODIFY id VARBINARY(20)")
+        altered = head_of(system)
+        ended = wait_until(query.exception, "the job ends", system.describe, seconds=FIRST_SECONDS)
+        assert "the key columns of customer were altered" in str(ended)
+        assert not any(
+            each.progress.contains(altered) for each in find_records(system, CLUSTER, is_copy=True)
+        )
+        with pytest.raises(StreamStopped, match="were altered"):
+            invalidate.start_query(session, config, keeper, source, str(tmp_path / "another"))
+    with open_sink(session, config) as keeper:
+        query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=0.2)
+        after = wait_acknowledged(system, CLUSTER, head_of(system), query)
+        query.stop()
+    assert {each.life for each in before}.isdisjoint(each.life for each in after)
+    assert [each.objects.keys() for each in after] == [each.objects.keys() for each in before]
+    assert all(a.objects[name] != b.objects[name] for a in after for b in before for name in a.objects)
 
 
 def put_entries(config: Config, items: Sequence[bytes]) -> None:

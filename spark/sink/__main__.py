@@ -58,6 +58,7 @@ def start_query(
     if "since" not in options:
         keeper.begin()
         starts = keeper.find_starts()
+        keeper.require_keys(keeper.lineages)
         if len(starts) == len(keeper.lineages):
             options["since"] = ",".join(map(str, starts))
     updatestream.register(session)

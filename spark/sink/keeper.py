@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ from freshness.config.keyspace import GtidFlavor, Shard
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
+from freshness.database.schema import load_registry
+from freshness.errors import StreamStopped
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
 from freshness.objects.nodepolicy import node_policy
@@ -105,6 +107,7 @@ class Keeper:
     def __init__(self, config: Config, registry: Mapping[str, ObjectDefinition]) -> None:
         self.batches = 0
         self.items = 0
+        self._config = config
         self._number = 0
         self._stopping = threading.Event()
         self._closers: list[Callable[[], None]] = []
@@ -199,7 +202,8 @@ class Keeper:
         return Ticket(self._number, permits)
 
     def commit(self, ticket: Ticket, parts: Sequence[Part]) -> None:
-        """Acknowledge a micro-batch. Raises `StreamStopped`."""
+        """Acknowledge a micro-batch. Raises `StreamStopped`, and what `require_keys` raises."""
+        self.require_keys({part.lineage for part in parts if part.raised})
         by_lineage: dict[str, list[Part]] = {}
         for part in parts:
             by_lineage.setdefault(part.lineage, []).append(part)
@@ -207,6 +211,29 @@ class Keeper:
             self.lineages[lineage].commit(of_lineage, ticket.permits[lineage])
         self.batches += 1
         self.items += sum(part.items for part in parts)
+
+    def require_keys(self, lineages: Collection[str]) -> None:
+        """Raise `StreamStopped` if keys are others on these shards than the executors know. Asked before a statement
+        that may have altered them is acknowledged, and once the start of the stream is chosen, which leaves out all
+        statements before.
+
+        Raises `SourceUnavailable` and `SourceUnsuitable`.
+        """
+        for keyspace, known in self.plan.definitions.items():
+            for shard in self._config.keyspaces[keyspace].serving_shards:
+                if not known or shard.lineage not in lineages:
+                    continue
+                present = load_registry(self._config, [keyspace], shard.lineage, known)
+                altered = [
+                    name
+                    for name in known
+                    if present[name].policy.fingerprint != known[name].policy.fingerprint
+                ]
+                if altered:
+                    raise StreamStopped(
+                        f"the key columns of {', '.join(altered)} were altered on {shard.lineage}",
+                        hint="start the job again: it reads them when it starts, and nothing is lost",
+                    )
 
     def find_starts(self) -> list[EventToken]:
         """Where to open the stream for all joined nodes, of the lineages that have any."""

@@ -119,6 +119,7 @@ class StandIn:
         ]
         if len(starts) < len(shards):
             return  # no node of a shard is joined: there is nothing to acknowledge
+        keeper.require_keys({each.lineage for each in shards})
         reader = ChangeStreamReader(
             StreamOptions.parse({**self._source, "since": ",".join(map(str, starts))})
         )

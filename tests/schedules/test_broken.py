@@ -11,23 +11,27 @@ from typing import Any
 
 import pytest
 
+from freshness.algorithm.apply import RESUME_SECONDS
 from freshness.algorithm.driver import BlockingDriver
-from freshness.algorithm.envelope import record_key
+from freshness.algorithm.envelope import record_key, resume_key
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.read import read_through
-from freshness.algorithm.request import Request
+from freshness.algorithm.request import Add, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import ReadContext
 from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable
 from freshness.nodes.memory import MemoryNode
 from tests.schedules.world import (
+    L_SECONDS,
     LINEAGE,
     NAMESPACE,
     NODE,
     NODE_REFRESH_SECONDS,
     Invalidator,
+    LivingConnection,
     Reader,
+    Run,
     World,
     lookup,
 )
@@ -140,6 +144,59 @@ def test_planted_a_view_that_outlives_its_connection_hits(monkeypatch: pytest.Mo
             test_no_view_outlives_its_connection(asks, at)
     with pytest.raises(AssertionError):
         test_the_short_way_meets_the_failure_first()
+
+
+def begin_with_copy() -> tuple[Process, Invalidator, LivingConnection]:
+    """The resume copy knows the last change, too."""
+    process, invalidator = begin()
+    process.world.sleep(RESUME_SECONDS)
+    process.world.commit()
+    invalidator.apply()
+    invalidator.client = connection = LivingConnection(process.world)
+    return process, invalidator, connection
+
+
+def replace_memory(process: Process, connection: LivingConnection, run: Run[None]) -> None:
+    """Before the next request the node becomes the replica of an older one, and a primary again."""
+    store = process.world.stores[NODE]
+    store.restore(process.node.older)
+    for gone in (record_key(NAMESPACE, LINEAGE), resume_key(NAMESPACE, LINEAGE)):
+        store.evict(gone)
+    connection.has_other_data = True
+    with pytest.raises(NodeUnavailable):
+        run.finish()
+
+
+def test_no_life_is_revived_in_an_older_memory() -> None:
+    process, invalidator, connection = begin_with_copy()
+    process.world.sleep(L_SECONDS)
+    run = invalidator.joining().until_kind(Add, key=record_key(NAMESPACE, LINEAGE))
+    replace_memory(process, connection, run)
+    invalidator.join().apply()
+    process.world.sleep(NODE_REFRESH_SECONDS)
+    assert ReadOutcome.HIT not in process.run(FIRST, SECOND)
+
+
+def test_no_resume_copy_is_put_into_an_older_memory() -> None:
+    process, invalidator, connection = begin_with_copy()
+    process.world.sleep(RESUME_SECONDS)
+    process.world.stores[NODE].evict(resume_key(NAMESPACE, LINEAGE))
+    process.world.commit()
+    run = invalidator.applying().until_kind(Add, key=resume_key(NAMESPACE, LINEAGE))
+    replace_memory(process, connection, run)
+    invalidator.join().apply()
+    process.world.sleep(NODE_REFRESH_SECONDS)
+    assert ReadOutcome.HIT not in process.run(FIRST, SECOND)
+
+
+def test_planted_an_item_that_is_bound_to_any_data_revives_an_older_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LivingConnection, "_is_refused", lambda *_: False)
+    with pytest.raises(AssertionError):
+        test_no_life_is_revived_in_an_older_memory()
+    with pytest.raises(AssertionError):
+        test_no_resume_copy_is_put_into_an_older_memory()
 
 
 def test_an_older_copy_with_its_record_is_sent_everything_again() -> None:

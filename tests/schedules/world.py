@@ -35,6 +35,7 @@ from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.algorithm.read import read_through
 from freshness.algorithm.request import (
+    CONFLICT,
     NO_TOKENS,
     Add,
     Append,
@@ -233,6 +234,24 @@ class Client:
         if versions_from and isinstance(reply, Item | Stored) and reply.version:
             reply = replace(reply, version=reply.version + versions_from)
         return reply
+
+
+class LivingConnection(Client):
+    """To a Redis which has other data than when it was opened. A flow that reads says so; an item that is bound to
+    the data is added to no others."""
+
+    has_other_data = False
+
+    def perform(self, node: str, request: Request) -> Reply:
+        if self.has_other_data and isinstance(request, Get):
+            self.has_other_data = False  # those of the next connection
+            raise NodeUnavailable(f"{node} has other data")
+        if self.has_other_data and self._is_refused(request):
+            return CONFLICT
+        return super().perform(node, request)
+
+    def _is_refused(self, request: Request) -> bool:
+        return isinstance(request, Add) and request.is_bound
 
 
 class Run(Generic[Result]):

@@ -15,12 +15,14 @@ from freshness.config.config import Config
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
+from freshness.errors import StreamStopped
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.nodes.restoration import Restoration
 from freshness.position import empty_position
 from spark.sink import keeper
-from spark.sink.keeper import Keeper
-from tests.unit.invalidator.archive.archive_world import NODES, make_config
+from spark.sink.keeper import Keeper, LineageKeeper
+from spark.sink.sender import Part, Ticket
+from tests.unit.invalidator.archive.archive_world import NODES, make_config, make_registry
 
 
 class Stand:
@@ -117,4 +119,33 @@ def test_a_heartbeat_that_a_missing_stripe_waits_for_is_written_at_once(
     assert read_stream(6.0) is acknowledger.passed
     assert read_stream(8.0) is acknowledger.passed
     assert Stand.hurried == [5.0, 8.0]
+    made.close()
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path)
+    known = make_registry(config)
+    found, looks, acknowledged = [known], list[tuple[Any, ...]](), list[Any]()
+
+    def load(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return found[-1]
+
+    monkeypatch.setattr(keeper, "load_registry", load)
+    monkeypatch.setattr(LineageKeeper, "commit", lambda _, parts, __: acknowledged.extend(parts))
+    made = Keeper(config, known)
+    ticket: Any = Ticket(1, {"shop/-": None})  # type: ignore[dict-item]
+    changed, raised = Part("shop/-"), Part("shop/-", raised={"orders": empty_position("mysql")})
+    made.commit(ticket, [changed])
+    assert looks == []
+    made.commit(ticket, [raised])
+    made.require_keys(["shop/-", "elsewhere"])
+    assert looks == [(config, ["shop"], "shop/-", known)] * 2
+    found.append({**known, "profile": known["profile"].closed("its key is a text")})
+    with pytest.raises(StreamStopped, match="the key columns of profile were altered on shop/-"):
+        made.commit(ticket, [raised])
+    assert acknowledged == [changed, raised]
     made.close()

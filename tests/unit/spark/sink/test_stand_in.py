@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow
 import pytest
 
-from freshness.errors import SourceUnavailable
+from freshness.errors import SourceUnavailable, StreamStopped
 from freshness.position.token import EventToken
 from integration.harness import wait_until
 from spark.sink import stand_in
@@ -50,6 +50,7 @@ class Stand:
         self.world, self.plan = world, world.plan
         self.opened = self.commits = self.closed = 0
         self.failures: list[Exception] = []
+        self.alterations: list[Exception] = []
         self.while_reading: Callable[[], None] = lambda: None
 
     def open(self, *_: Any) -> Stand:
@@ -70,6 +71,11 @@ class Stand:
     def find_starts(self) -> list[EventToken]:
         start = self.world.acknowledger.start_position()
         return [] if start is None else [EventToken(LINEAGE, "-", 1, 0, start)]
+
+    def require_keys(self, lineages: Collection[str]) -> None:
+        assert lineages == {LINEAGE}
+        if self.alterations:
+            raise self.alterations.pop(0)
 
     def close(self) -> None:
         self.closed += 1
@@ -171,6 +177,15 @@ def test_a_server_that_is_away_is_tried_again(stand: Stand, tmp_path: Path) -> N
         wait_until(lambda: stand.commits, "a piece was acknowledged")
         started.check()
     assert stand.opened == 3
+
+
+def test_keys_that_were_altered_are_read_again(stand: Stand, tmp_path: Path) -> None:
+    """By another keeper, from a registry of its own."""
+    stand.alterations = [StreamStopped("the key columns of customer were altered")]
+    with make(stand, tmp_path, Late()) as started:
+        wait_until(lambda: stand.commits, "a piece was acknowledged")
+        started.check()
+    assert (stand.opened, stand.closed) == (2, 2)
 
 
 def test_a_bug_ends_the_job(stand: Stand, tmp_path: Path) -> None:
