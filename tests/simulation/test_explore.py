@@ -90,6 +90,12 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("published before the record is covered", named("a definition leaves")),
         ("a ring that is not known is published", named("an invalidator of the previous file goes on")),
         ("an entry moves at another progress", named("an entry moves to another node")),
+        ("a second ring leaves at once", named("another ring leaves while readers are waited for")),
+        ("start of a ring ignored by hits", named("a ring comes back while readers are waited for")),
+        ("before-image ignored", named("a row moves between two unique keys")),
+        ("before-image ignored", named("a unique key moves between two rows")),
+        ("before-image ignored", named("a row moves between two lists")),
+        ("every key is taken for exact", named("a unique key comes back in another spelling")),
         pytest.param(
             "put back with another primary's heartbeat",
             named("two primaries take writes"),
