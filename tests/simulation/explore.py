@@ -347,13 +347,13 @@ WORLDS: Final = (
         past=(
             *OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("beat", 0), ("wait", 0), ("exchange", 0), ("run", 0),
         ),
-        reads_by=(1,), reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS, MOMENT_SECONDS),
+        reads_by=(1,), reads=3, restorers=0, beats=0, polls=1, ticks=(MOMENT_SECONDS, MOMENT_SECONDS),
     ),
     SmallWorld(
         "a ring comes back while readers are waited for",
         rings=GROWING[0], path=GROWING[1], files=((1, (0,), 1), (2, (1,), 1), (3, (0,), 1)), posts=((NODE, 0),),
-        past=(*OPENED, ("read", 0), ("exchange", 0), ("run", 0)),
-        reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,), crashes=1,
+        past=(*OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("commit", 0), ("wait", 0)),
+        reads=3, restorers=0, polls=1, ticks=(MOMENT_SECONDS,), crashes=1,
     ),
     SmallWorld(
         "a row moves between two unique keys",
@@ -745,7 +745,8 @@ class Explorer:
         def run(restorer: Restorer) -> Generator[Any, Any, None]:
             first = 0 if self.world.is_missing else 2
             if self.world.past:
-                first = sum(each == ("look", number) for each in self.world.past)
+                is_idle = start > 0 and not self.world.restorers
+                first = 0 if is_idle else sum(each == ("look", number) for each in self.world.past)
             for _ in range(first + self.world.looks * (number < self.world.restorers)):
                 with contextlib.suppress(FreshnessError):
                     yield from restorer.look()
