@@ -361,17 +361,16 @@ WORLDS: Final = (
     ),
     SmallWorld(
         "a unique key moves between two rows",
-        rows=((0, None), (1, None), (1, 0)), keys=2, commits=3, is_filled=True, beats=0, reads=2, polls=1,
-        evictions=1,
+        rows=((0, None), (1, None), (1, 0)), keys=2, commits=3, is_filled=True, beats=0, reads=2, asks=True,
     ),
     SmallWorld(
         "a unique key comes back in another spelling",
         rows=((0,), (None,), (1,)), keys=2, spellings=("s", "ß"), commits=3, is_filled=True, beats=0, reads=2,
-        polls=1,
     ),
     SmallWorld(
         "a row moves between two lists",
-        rows=((0, 0), (1, 0)), is_list=True, keys=2, readers=2, is_filled=True, beats=0, polls=1, evictions=1,
+        rows=((0, 0), (1, 0), (1, 1)), is_list=True, keys=2, stripes=2, readers=2, commits=3, is_filled=True,
+        beats=0, polls=1, stripe_evictions=1,
     ),
 )  # fmt: skip
 
