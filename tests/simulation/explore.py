@@ -368,7 +368,7 @@ WORLDS: Final = (
         rows=((0,), (None,), (1,)), keys=2, spellings=("s", "ß"), commits=3, is_filled=True, beats=0, reads=2,
     ),
     SmallWorld(
-        "a row moves between two lists",
+        "rows move between two lists",
         rows=((0, 0), (1, 0), (1, 1)), is_list=True, keys=2, stripes=2, readers=2, commits=3, is_filled=True,
         beats=0, polls=1, stripe_evictions=1,
     ),

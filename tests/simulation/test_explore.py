@@ -45,7 +45,7 @@ def test_a_refill_that_ignores_the_stripe_is_found() -> None:
     assert result.violation.startswith("I1: version 3 was filled after commit 4")
 
 
-@pytest.mark.parametrize("name", ["a row moves between two unique keys", "a row moves between two lists"])
+@pytest.mark.parametrize("name", ["a row moves between two unique keys", "rows move between two lists"])
 def test_a_change_that_does_not_name_the_key_of_its_row_behind_it_is_found(name: str) -> None:
     items_of = keyfinder._items_of
 
@@ -110,7 +110,7 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("start of a ring ignored by hits", named("a ring comes back while readers are waited for")),
         ("before-image ignored", named("a row moves between two unique keys")),
         ("before-image ignored", named("a unique key moves between two rows")),
-        ("before-image ignored", named("a row moves between two lists")),
+        ("before-image ignored", named("rows move between two lists")),
         ("every key is taken for exact", named("a unique key comes back in another spelling")),
         pytest.param(
             "put back with another primary's heartbeat",
