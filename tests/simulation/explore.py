@@ -126,8 +126,8 @@ class SmallWorld:
     ``past``: actions before anything is explored, in the place of the usual start, see `Explorer._relive`.
     ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
     another primary, whose log it reads from the start on.
-    ``rows``: after each commit, the key of each row, which is unique and not its primary key; None: there is no such
-    row. In the other worlds each commit changes the row of every key. ``is_list``: several rows can have a key, and
+    ``rows``: after each commit, the key of each row, which is unique and not its primary key; None: the row does not
+    exist. In the other worlds each commit changes the row of every key. ``is_list``: several rows can have a key, and
     an entry is the list of them. ``spellings``: the keys as text, which the database takes for equal.
     """
 
@@ -376,7 +376,7 @@ WORLDS: Final = (
 
 
 Move = tuple[int | None, int | None]
-"""The key of a row before and after a change; None: there is no such row."""
+"""The key of a row before and after a change; None: the row does not exist."""
 
 Label = str | tuple[Any, Any, Any]
 """What happened between two states: a text, or who sent which request and what was answered; or such a label, and
