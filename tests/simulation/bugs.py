@@ -722,6 +722,11 @@ def _tenure_ignored() -> Planted:
     return _patch(Membership, "reread", reread)
 
 
+def _second_ring_leaves_at_once() -> Planted:
+    """A wait for readers ends as it began, even if another ring leaves before its end."""
+    return _patch(freshness.algorithm.apply, "_serves_the_same", lambda *_: True)
+
+
 def _resume_without_table_floors() -> Planted:
     original = Membership.write_resume
 
@@ -1062,6 +1067,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "published while readers are waited for": _published_while_settling,
     "published before the record is covered": _published_uncovered,
     "a ring leaves at once": _ring_leaves_at_once,
+    "a second ring leaves at once": _second_ring_leaves_at_once,
     "a ring that is not known is published": _unknown_ring_published,
     "an entry moves at another progress": _moved_as_of_now,
     "object coverage ignored": _coverage_ignored,
@@ -1194,6 +1200,8 @@ SELDOM_CAUGHT: Final = {
     "published while readers are waited for": "the lease must end without a heartbeat, and a reader look just then",
     "published before the record is covered": "a reader must look just then; an exhaustive world finds it",
     "a ring leaves at once": "a reader must look by its copy of the record just then; an exhaustive world finds it",
+    "a second ring leaves at once": "as above, and a record must still settle from an earlier change; an exhaustive "
+    "world finds it",
     "a ring that is not known is published": "an operator must forget the number of the topology, and both "
     "invalidators go on; an exhaustive world finds it",
     "an entry moves at another progress": "the previous node must be behind the present one; an exhaustive world "

@@ -116,6 +116,8 @@ DIRECTED: Final[dict[str, str]] = {
     "published before the record is covered": "rings::"
     "test_a_record_names_what_is_sent_before_that_is_published",
     "a ring leaves at once": "rings::test_a_ring_leaves_behind_the_copies_of_readers",
+    "a second ring leaves at once": "rings::"
+    "test_a_ring_that_leaves_during_a_wait_for_readers_is_waited_for_from_then_on",
     "a ring that is not known is published": "rings::"
     "test_an_invalidator_publishes_no_record_with_a_ring_that_it_does_not_know",
     "an entry moves at another progress": "rings::test_an_entry_moves_as_old_as_the_record_of_its_node",

@@ -14,9 +14,10 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 from unittest.mock import patch
 
@@ -75,7 +76,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
-from freshness.stream.source import Heartbeat, RowChange, Transaction
+from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.loop.shard import ShardInvalidator, no_rows
 from tests.simulation.history import STRIPE_HEAD, show
@@ -125,6 +126,9 @@ class SmallWorld:
     ``past``: actions before anything is explored, in the place of the usual start, see `Explorer._relive`.
     ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
     another primary, whose log it reads from the start on.
+    ``rows``: after each commit, the key of each row, which is unique and not its primary key; None: the row does not
+    exist. In the other worlds each commit changes the row of every key. ``is_list``: several rows can have a key, and
+    an entry is the list of them. ``spellings``: the keys as text, which the database takes for equal.
     """
 
     name: str
@@ -167,6 +171,9 @@ class SmallWorld:
     way: Literal["", "one", "many"] = ""
     accepts: float | None = None
     strays: int = 0
+    rows: tuple[tuple[int | None, ...], ...] = ()
+    is_list: bool = False
+    spellings: tuple[str, ...] = ()
     rings: tuple[tuple[str, ...], ...] = ((NODE,),)
     path: tuple[str, ...] = (NODE,)
     files: tuple[tuple[int, tuple[int, ...], int], ...] = ((1, (0,), 1),)
@@ -334,8 +341,42 @@ WORLDS: Final = (
         ),
         invalidators=2, readers=2, reads_by=(0, 1), beats=0, polls=1,
     ),
+    SmallWorld(
+        "another ring leaves while readers are waited for",
+        rings=GROWING[0], path=GROWING[1], files=((1, (0, 1), 1), (2, (0,), 1), (3, (1,), 1)), posts=((NODE, 0),),
+        past=(
+            *OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("beat", 0), ("wait", 0), ("exchange", 0), ("run", 0),
+        ),
+        reads_by=(1,), reads=3, restorers=0, beats=0, polls=1, ticks=(MOMENT_SECONDS, MOMENT_SECONDS),
+    ),
+    SmallWorld(
+        "a ring comes back while readers are waited for",
+        rings=GROWING[0], path=GROWING[1], files=((1, (0,), 1), (2, (1,), 1), (3, (0,), 1)), posts=((NODE, 0),),
+        past=(*OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("commit", 0), ("wait", 0)),
+        reads=3, restorers=0, polls=1, ticks=(MOMENT_SECONDS,), crashes=1,
+    ),
+    SmallWorld(
+        "a row moves between two unique keys",
+        rows=((0,), (1,)), keys=2, readers=2, is_filled=True, beats=0, polls=1, evictions=1,
+    ),
+    SmallWorld(
+        "a unique key moves between two rows",
+        rows=((0, None), (1, None), (1, 0)), keys=2, commits=3, is_filled=True, beats=0, reads=2, asks=True,
+    ),
+    SmallWorld(
+        "a unique key comes back in another spelling",
+        rows=((0,), (None,), (1,)), keys=2, spellings=("s", "ß"), commits=3, is_filled=True, beats=0, reads=2,
+    ),
+    SmallWorld(
+        "rows move between two lists",
+        rows=((0, 0), (1, 0), (1, 1)), is_list=True, keys=2, stripes=2, readers=2, commits=3, is_filled=True,
+        beats=0, polls=1, stripe_evictions=1,
+    ),
 )  # fmt: skip
 
+
+Move = tuple[int | None, int | None]
+"""The key of a row before and after a change; None: the row does not exist."""
 
 Label = str | tuple[Any, Any, Any]
 """What happened between two states: a text, or who sent which request and what was answered; or such a label, and
@@ -361,10 +402,10 @@ class LastChange:
 
 
 class Entry(NamedTuple):
-    """One transaction of the log: a change of all rows or a heartbeat, and when it was committed. ``is_stray``: it
-    stands in another primary's log."""
+    """One transaction of the log: a change, by its number among the changes, or 0 for a heartbeat, and when it was
+    committed. ``is_stray``: it stands in another primary's log."""
 
-    is_change: bool
+    change: int
     at: float
     is_stray: bool = False
 
@@ -403,7 +444,7 @@ class State(NamedTuple):
 
     @property
     def changes(self) -> int:
-        return sum(entry.is_change for entry in self.log)
+        return sum(entry.change > 0 for entry in self.log)
 
 
 FAULTS: Final = (
@@ -522,7 +563,7 @@ def _freeze(answer: Any) -> Any:
 
 _FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
     list: lambda answer: tuple([_freeze(each) for each in answer]),
-    Loaded: lambda answer: (answer.value, answer.tokens[LINEAGE].position),
+    Loaded: lambda answer: (answer.value, answer.tokens[LINEAGE].position, answer.refusal),
     Transaction: lambda answer: (answer.position, answer.heartbeats[0].sequence, bool(answer.changes)),
     Head: lambda answer: answer.position,
 }
@@ -574,19 +615,30 @@ class Explorer:
         self.placements = [Placement(nodes, "sim") for nodes in world.rings]
         self.nodes = sorted({node for nodes in world.rings for node in nodes})
         column = KeyColumn("id", ColumnKind.INTEGER)
+        if world.spellings:
+            column = KeyColumn("id", ColumnKind.STRING, "utf8mb4_general_ci")
         builder = KeyBuilder("sim", "row", (column,))
         policy = ObjectPolicy("row", 1, ("t",), (LINEAGE,), 3600)
         config = ObjectConfig(name="row", keyspace="sim", table="t")
         self.definition = ObjectDefinition(config, policy, builder, {"t": (column,)})
         self.lookups = []
-        self.keys: list[int] = []
-        for each in range(1000):
+        self.keys: list[int | str] = []
+        for each in world.spellings or range(1000):
             key = builder.build((each,))
             if tuple(placement.node_for(key.item) for placement in self.placements) == world.path:
                 self.keys.append(each)
-                self.lookups.append(Lookup(policy, NODE, key.item, self.definition.identity(key), (each,)))
+                identity = self.definition.identity(key)
+                self.lookups.append(Lookup(policy, NODE, key.item, identity, (each,), key.is_exact))
             if len(self.keys) == world.keys:
                 break
+        self.moves = _find_moves(world)
+        keys = {_at(node, each.item): key for key, each in enumerate(self.lookups) for node in self.nodes}
+        self.naming = {item: _find_naming(self.moves, {key}) for item, key in keys.items()}
+        """By item, the changes whose images name it."""
+        self.changing = self.naming
+        """By item, the changes after which the database answers its key otherwise."""
+        if world.spellings:
+            self.changing = dict.fromkeys(keys, _find_naming(self.moves, set(keys.values())))
         # One store has the keys of all nodes, those of the first as they are, and others behind the node's name.
         self.stripes = {
             _at(node, lookup.item): _at(
@@ -617,7 +669,9 @@ class Explorer:
         self._store_numbers: dict[Any, int] = {}
         self._store_states: list[Any] = []
         self._peeked: dict[tuple[int, float, bytes], Item | None] = {}
-        self._protections: dict[tuple[int, float], list[tuple[NodeRecord, tuple[Position, ...]]]] = {}
+        self._protections: dict[
+            tuple[int, float], list[tuple[NodeRecord, Set[bytes], tuple[Position, ...]]]
+        ] = {}
 
     # -- programs -----------------------------------------------------------------------------------------
 
@@ -690,7 +744,8 @@ class Explorer:
         def run(restorer: Restorer) -> Generator[Any, Any, None]:
             first = 0 if self.world.is_missing else 2
             if self.world.past:
-                first = sum(each == ("look", number) for each in self.world.past)
+                is_idle = start > 0 and not self.world.restorers
+                first = 0 if is_idle else sum(each == ("look", number) for each in self.world.past)
             for _ in range(first + self.world.looks * (number < self.world.restorers)):
                 with contextlib.suppress(FreshnessError):
                     yield from restorer.look()
@@ -802,8 +857,8 @@ class Explorer:
 
     def _relive(self, state: State) -> State:
         """Do what the world's past says: ``run`` an invalidator to its next look at the stream, which it takes first
-        if it is there; ``look`` by its restorer; ``exchange`` it for one with the next file; ``read``: one read of
-        a reader; ``commit``, ``beat``, ``apply``."""
+        if it is there; ``wait`` until it waits for readers; ``look`` by its restorer; ``exchange`` it for one with
+        the next file; ``read``: one read of a reader; ``commit``, ``beat``, ``apply``."""
         invalidators = self.world.invalidators
         self.is_past = True
         for what, which in self.world.past:
@@ -812,6 +867,11 @@ class Explorer:
                     if isinstance(self._step(state, which), Poll):
                         state = self._moved(state, which)
                     state = self._run_to_poll(state, which)
+                case "wait":
+                    state = self._moved(state, which)
+                    while self._waits_until(state, which) <= state.now:
+                        assert not isinstance(self._step(state, which), Poll), "no reader is waited for"
+                        state = self._moved(state, which)
                 case "look":
                     state = self._run_look(state, invalidators + which)
                 case "exchange":
@@ -950,7 +1010,7 @@ class Explorer:
             yield "the primary shows what it has logged", state._replace(shown=len(state.log)), ""
         if state.applied < len(state.log) and self.world.readers:
             applied = state.applied + 1
-            while applied < len(state.log) and not state.log[applied].is_change:
+            while applied < len(state.log) and not state.log[applied].change:
                 applied += 1
             yield f"the replica applies up to {applied}", state._replace(applied=applied), ""
         for seconds in dict.fromkeys(state.ticks[:1] if self.world.in_order else state.ticks):
@@ -963,13 +1023,13 @@ class Explorer:
             later = state._replace(now=state.now + seconds, behind=state.behind + seconds, stops=tuple(left))
             yield f"{seconds} s pass, and not for the node", later, ""
         if state.has("strays"):
-            stray = state._replace(log=(*state.log, Entry(False, state.now, True))).without("strays")
+            stray = state._replace(log=(*state.log, Entry(0, state.now, True))).without("strays")
             yield f"a heartbeat {len(stray.log)} goes to another primary", stray, ""
         if state.has("late_beats"):
             begun = state._replace(begun=(*state.begun, state.now)).without("late_beats")
             yield "heartbeats are begun, and their answers lost", begun, ""
         for number, at in enumerate(state.begun):
-            log = (*state.log, Entry(False, at))
+            log = (*state.log, Entry(0, at))
             arrived = state._replace(begun=state.begun[:number] + state.begun[number + 1 :], log=log)
             shown = state.shown if self.world.shows_late else len(log)
             yield f"heartbeats of {at - START} s are logged", arrived._replace(shown=shown), ""
@@ -1024,7 +1084,7 @@ class Explorer:
         )
 
     def _committed(self, state: State, *, is_change: bool = True) -> State:
-        log = (*state.log, Entry(is_change, state.now))
+        log = (*state.log, Entry((state.changes + 1) * is_change, state.now))
         return state._replace(log=log, shown=state.shown if self.world.shows_late else len(log))
 
     def _histories_of(self, state: State, place: int) -> _Histories:
@@ -1053,7 +1113,7 @@ class Explorer:
             case Load():
                 return self._load(state, place, step)
             case LastChange():
-                own = max(n for n in range(1, state.shown + 1) if state.log[n - 1].is_change)
+                own = max(n for n in range(1, state.shown + 1) if state.log[n - 1].change)
                 return f"{name} has made commit {own}", self._answered(state, place, own), ""
             case ReadHead():
                 head = Head(_prefix(state.shown), 1)
@@ -1178,11 +1238,27 @@ class Explorer:
         position, is_primary = actor.replies
         token = EventToken(LINEAGE, "-", 1, 0, position)
         shown = state.shown if is_primary else state.applied
-        version = max(
-            (number for number in range(1, shown + 1) if state.log[number - 1].is_change), default=0
-        )
-        answer = [Loaded(version, {LINEAGE: token})]
-        return f"{name} reads version {version}", self._answered(state, place, answer), ""
+        lookup = step.lookups[0]
+        changing = self.changing[lookup.item]
+        version = max((n for n in range(1, shown + 1) if state.log[n - 1].change in changing), default=0)
+        loaded = Loaded(version, {LINEAGE: token})
+        if self.world.rows and not self.world.is_list:
+            moves = self.moves[state.log[version - 1].change] if version else ()
+            loaded = self._find_row(lookup, loaded, [after for _, after in moves])
+        return f"{name} reads version {loaded.value}", self._answered(state, place, [loaded]), ""
+
+    def _find_row(self, lookup: Lookup, loaded: Loaded, keys: Sequence[int | None]) -> Loaded:
+        """A unique key finds one row or none: the one that has it since its last change."""
+        equal = {
+            key for key in keys if key is not None and (self.world.spellings or self._is_of(lookup, key))
+        }
+        if not equal:
+            return replace(loaded, value=None)
+        (key,) = equal
+        return loaded if self._is_of(lookup, key) else replace(loaded, refusal=ReadOutcome.KEY)
+
+    def _is_of(self, lookup: Lookup, key: int) -> bool:
+        return lookup.item == self.lookups[key].item
 
     def _opened(self, state: State, place: int, step: OpenStream) -> State:
         return self._answered(state, place, None)
@@ -1225,13 +1301,16 @@ class Explorer:
 
     def _transaction(self, number: int, entry: Entry) -> Transaction:
         changes = tuple(
-            RowChange("t", "update", {"id": each}, {"id": each})
-            for each in (self.keys if entry.is_change else ())
+            RowChange("t", _operation_of(move), self._image(move[0]), self._image(move[1]))
+            for move in self.moves[entry.change]
         )
         # Begun just before it was committed, as the clock of a restorer has it; see `_answered`.
         sequence = round((entry.at - START) / INSTANT) + number + STRAY * entry.is_stray
         beats = tuple(Heartbeat(f"i{each}", sequence, int(entry.at * 1e6), 0, 1) for each in range(3))
         return Transaction(_SINGLES[number], 0, changes, frozenset(), beats)
+
+    def _image(self, key: int | None) -> Mapping[str, object] | None:
+        return None if key is None else {"id": self.keys[key]}
 
     # -- what must hold -------------------------------------------------------------------------------------
 
@@ -1290,18 +1369,20 @@ class Explorer:
             if not record.progress.contains(_single(number)) or (record.life, number) in state.acknowledged:
                 continue
             new.add((record.life, number))
-            if not entry.is_change or record.floor.contains(_single(number)):
+            if not entry.change or record.floor.contains(_single(number)):
                 continue
-            if not all((item, number) in state.removed for item in self._exposed(record, number)):
+            if not all((item, number) in state.removed for item in self._exposed(state, record, number)):
                 return state, f"I4: progress names commit {number}, which was not carried out"
         kept = frozenset(each for each in state.attempted if each[0] != place)
         return state._replace(acknowledged=state.acknowledged | new, attempted=kept), ""
 
-    def _exposed(self, record: NodeRecord, number: int) -> list[bytes]:
-        """The items that the record's rings place on its node, from before that commit on."""
+    def _exposed(self, state: State, record: NodeRecord, number: int) -> list[bytes]:
+        """The items that a commit names, and the record's rings place on its node, from before the commit on."""
+        change = state.log[number - 1].change
         return [
-            _at(record.node, lookup.item)
+            item
             for lookup in self.lookups
+            if change in self.naming[item := _at(record.node, lookup.item)]
             for placement in self.placements
             if placement.node_for(lookup.item) == record.node
             and _follows(record, placement.ring_version, _prefix(number - 1))
@@ -1321,8 +1402,9 @@ class Explorer:
             record and _follows(record, ring, position) for ring in rings
         ):
             return ""
+        changing = self.changing[key]
         for number in range(version + 1, len(state.log) + 1):
-            if state.log[number - 1].is_change and (life, number) in state.acknowledged:
+            if state.log[number - 1].change in changing and (life, number) in state.acknowledged:
                 return f"I1: version {version} was filled after commit {number} was acknowledged"
         return ""
 
@@ -1336,12 +1418,13 @@ class Explorer:
         assert seen is not None
         data, acknowledged, at = seen
         life, version = _decode_entry(data)
+        changing = self._changing_of(place)
         if self.world.in_parts and read.payload is not None and read.payload != _twin(version):
             return f"I1: version {version} was hit with parts of another one, {read.payload!r}"
         bound = self.world.max_staleness_seconds + (SKEW_SECONDS if self.world.stops else 0.0)
         bound = bound if self.world.accepts is None else self.world.accepts
         for number in range(version + 1, len(state.log) + 1):
-            if not state.log[number - 1].is_change:
+            if state.log[number - 1].change not in changing:
                 continue
             if (life, number) in acknowledged:
                 return f"I1: version {version} was hit after commit {number} was acknowledged"
@@ -1359,35 +1442,44 @@ class Explorer:
 
     def _find_past(self, state: State, place: int, read: Read, own: int) -> str:
         """I9 and I10."""
-        seen = state.actors[place].seen
+        seen, changing = state.actors[place].seen, self._changing_of(place)
         version = read.value
         if read.outcome is ReadOutcome.MOVED:
             version = ast.literal_eval((read.payload or b"").decode())
-        elif read.payload is not None:
+        elif read.is_hit:
             assert seen is not None
             version = _decode_entry(seen[0])[1]
+        elif version is None:
+            version = _last_of(read.tokens[LINEAGE].position)
         if seen is not None and (read.shows_required or read.outcome is ReadOutcome.MOVED):
             node = self._lookup_of(place - 2 * self.world.invalidators)[0].node
             lacking = [number for life, number in seen[1] if number > version and self.node_of[life] == node]
-            if any(state.log[number - 1].is_change for number in lacking):
+            if any(state.log[number - 1].change in changing for number in lacking):
                 return f"I10: version {version} was read after commits {sorted(lacking)} were acknowledged"
-        return f"I9: version {version} was read after the own commit {own}" if version < own else ""
+        if any(state.log[number - 1].change in changing for number in range(version + 1, own + 1)):
+            return f"I9: version {version} was read after the own commit {own}"
+        return ""
+
+    def _changing_of(self, place: int) -> Set[int]:
+        """The changes of the key of a reader."""
+        return self.changing[self._lookup_of(place - 2 * self.world.invalidators)[0].item]
 
     def _find_unprotected(self, state: State) -> str:
-        """I2: a stripe that is there in an open record's life has all that is acknowledged in it."""
-        for record, positions in self._protection(state):
+        """I2: a stripe that is there in an open record's life has all that is acknowledged in it of its keys."""
+        for record, items, positions in self._protection(state):
             for named, number in state.acknowledged:
                 if (
                     named == record.life
-                    and state.log[number - 1].is_change
-                    and self._exposed(record, number)
+                    and state.log[number - 1].change
                     and not any(position.contains(_single(number)) for position in positions)
+                    and not items.isdisjoint(self._exposed(state, record, number))
                 ):
                     return f"I2: commit {number} is acknowledged, and a stripe that is there lacks it"
         return ""
 
-    def _protection(self, state: State) -> list[tuple[NodeRecord, tuple[Position, ...]]]:
-        """Of each stripe that is there: the open record, its floor, and the stripe's position."""
+    def _protection(self, state: State) -> list[tuple[NodeRecord, Set[bytes], tuple[Position, ...]]]:
+        """Of each stripe that is there: the open record, the items of the stripe, and floor and the stripe's
+        position."""
         where = (state.store, state.now - state.behind)
         if where not in self._protections:
             found = self._protections[where] = []
@@ -1395,11 +1487,13 @@ class Explorer:
                 record = self._record_of(state, node)
                 if record is None or not record.is_open:
                     continue
-                for key in {self.stripes[item] for item in self._items_of(node)}:
+                here = self._items_of(node)
+                for key in {self.stripes[item] for item in here}:
                     held = self._peek(state, key)
                     stripe = None if held is None else find_stripe(held.value, record.life)
                     if stripe is not None:
-                        found.append((record, (record.floor, stripe.position)))
+                        items = frozenset(item for item in here if self.stripes[item] == key)
+                        found.append((record, items, (record.floor, stripe.position)))
         return self._protections[where]
 
     def _items_of(self, node: str) -> list[bytes]:
@@ -1461,17 +1555,47 @@ def _decode_record(data: bytes) -> NodeRecord:
 
 @cache
 def _decode_entry(data: bytes) -> tuple[bytes, int]:
-    """(life, version) of an entry."""
+    """(life, version) of an entry. That of "no such row" is as young as its position."""
     entry = Filled.decode(data)
     if entry.is_parted:
         return entry.stamps[0].life, _TWINS[entry.value or b""]
-    return entry.stamps[0].life, ast.literal_eval((entry.value or b"0").decode())
+    if entry.value is None:
+        return entry.stamps[0].life, _last_of(entry.stamps[0].position)
+    return entry.stamps[0].life, ast.literal_eval(entry.value.decode())
 
 
 @cache
 def _decode_chunk(data: bytes) -> frozenset[int]:
     position = Stripe.decode(STRIPE_HEAD + data).position
     return frozenset(number for number in range(1, 50) if position.contains(_single(number)))
+
+
+def _last_of(position: Position) -> int:
+    return max((number for number in range(1, 50) if position.contains(_single(number))), default=0)
+
+
+def _find_moves(world: SmallWorld) -> list[tuple[Move, ...]]:
+    """By number of the change, the rows that it changes. The number 0 is of no change."""
+    if not world.rows:
+        count = world.commits + sum(what == "commit" for what, _ in world.past)
+        return [(), *[tuple((key, key) for key in range(world.keys))] * count]
+    none = (None,) * len(world.rows[0])
+    states = pairwise((none, *world.rows))
+    return [(), *(tuple(move for move in zip(*each, strict=True) if move[0] != move[1]) for each in states)]
+
+
+def _find_naming(moves: Sequence[Sequence[Move]], keys: Set[int]) -> Set[int]:
+    return frozenset(
+        change
+        for change, of_change in enumerate(moves)
+        if not keys.isdisjoint(key for move in of_change for key in move)
+    )
+
+
+def _operation_of(move: Move) -> Operation:
+    if move[0] is None:
+        return "insert"
+    return "delete" if move[1] is None else "update"
 
 
 def _single(number: int) -> MysqlGtidSet:

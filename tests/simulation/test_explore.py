@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from freshness.algorithm import read, refill
+from freshness.objects import keyfinder
 from invalidator.loop.loop import Poll
 from tests.schedules.test_parts import with_keys_of_the_place, without_digest
 from tests.schedules.world import look_up_with_the_record_behind
@@ -22,7 +25,8 @@ PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
 SMALL_NAMES = (
     *("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier"),
-    *("a second", "a key", "a definition", "an invalidator of"),
+    *("a second", "a key", "a definition", "an invalidator of", "another ring"),
+    *("a row moves between two unique", "a unique key comes"),
 )
 SMALL = tuple(world for world in WORLDS if world.name.startswith(SMALL_NAMES))
 
@@ -39,6 +43,18 @@ def test_a_refill_that_ignores_the_stripe_is_found() -> None:
     with patch.object(refill, "is_within", return_value=True):
         result = Explorer(world).explore()
     assert result.violation.startswith("I1: version 3 was filled after commit 4")
+
+
+@pytest.mark.parametrize("name", ["a row moves between two unique keys", "rows move between two lists"])
+def test_a_change_that_does_not_name_the_key_of_its_row_behind_it_is_found(name: str) -> None:
+    items_of = keyfinder._items_of
+
+    def of_the_first_image(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
+        return items_of(definition, table, before, after if before is None else None)
+
+    with patch.object(keyfinder, "_items_of", of_the_first_image):
+        result = Explorer(named(name)).explore()
+    assert result.violation == "I4: progress names commit 3, which was not carried out"
 
 
 def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
@@ -90,6 +106,12 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("published before the record is covered", named("a definition leaves")),
         ("a ring that is not known is published", named("an invalidator of the previous file goes on")),
         ("an entry moves at another progress", named("an entry moves to another node")),
+        ("a second ring leaves at once", named("another ring leaves while readers are waited for")),
+        ("start of a ring ignored by hits", named("a ring comes back while readers are waited for")),
+        ("before-image ignored", named("a row moves between two unique keys")),
+        ("before-image ignored", named("a unique key moves between two rows")),
+        ("before-image ignored", named("rows move between two lists")),
+        ("every key is taken for exact", named("a unique key comes back in another spelling")),
         pytest.param(
             "put back with another primary's heartbeat",
             named("two primaries take writes"),
