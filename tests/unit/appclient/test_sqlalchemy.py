@@ -313,6 +313,24 @@ def test_other_statements_are_the_databases(session: Session, statement: Any) ->
     assert session.execute(statement).scalars().all() == ["database"]
 
 
+class Negated(sa.TypeDecorator[int]):
+    """A number of which a SELECT shows the negative."""
+
+    impl = sa.Integer
+    cache_ok = True
+
+    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return -column
+
+
+def test_an_expression_of_a_column_is_the_databases(shop: Shop, session: Session) -> None:
+    negated = sa.Table("customers", sa.MetaData(), sa.Column("id", Negated, primary_key=True))
+    for expression, expected in ((-Customer.id, -1), (~Customer.id, 0), (negated.c.id, -1)):
+        criterion = Customer.id == 1 if expression is not negated.c.id else negated.c.id == 1
+        assert session.scalar(select(expression).where(criterion)) == expected
+    assert shop.cache.asked == []
+
+
 def test_texts_in_a_list_are_the_databases(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two spellings may be one row."""
     monkeypatch.setattr(shop.cache, "key_columns", lambda _: ("kind",))
