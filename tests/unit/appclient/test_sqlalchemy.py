@@ -59,6 +59,7 @@ ASKED: Final = {
     r"DATABASE\(\)": "shop",
     "last_gtid": "0-1-7",
 }
+DATABASE = "shop"
 PATTERN: Final = re.compile(r"%\((\w+)\)s")
 
 
@@ -130,11 +131,11 @@ class Cursor:
 
     def execute(self, sql: str, parameters: Any = None) -> None:
         if "system_time_zone" in sql:
-            sql = "SELECT '+00:00', 'UTC', 'REPEATABLE-READ', 'shop', 0"
+            sql = f"SELECT '+00:00', 'UTC', 'REPEATABLE-READ', '{DATABASE}', 0"
         for pattern, answer in ASKED.items():
             if sql.count(",") < 4 and "FROM customers" not in sql and re.search(pattern, sql):
                 sql, parameters = "SELECT :answer", {"answer": answer}
-        if sql.startswith("SET "):
+        if sql.startswith("SET ") or sql == "COMMIT":
             return
         sql = re.sub(r" FOR UPDATE", "", PATTERN.sub(r":\1", sql))
         self._cursor.execute(sql, parameters or {})
