@@ -413,6 +413,8 @@ class Driver:
 class Opening(SimpleNamespace):
     """A connection of Django that is not made yet."""
 
+    connection: Any
+
     def ensure_connection(self) -> None:
         if self.connection is None:
             self.connection = Driver("tenant_b")
