@@ -135,23 +135,36 @@ def find_pools(
 
 
 PROBE: Final = (
-    "SELECT 1, CAST('1.50' AS DECIMAL(4, 2)), CAST('2026-01-02' AS DATE), "
+    "SELECT t.*, CAST('1.50' AS DECIMAL(4, 2)), CAST('2026-01-02' AS DATE), "
     "CAST('2026-01-02 03:04:05.678900' AS DATETIME(6)), CAST('26:00:00' AS TIME), "
-    "_utf8mb4 0xF09F8C8D, CAST(0x00FF AS BINARY), NULL, HEX(%s), %s, DATABASE()"
+    "_utf8mb4 0xF09F8C8D, CAST(0x00FF AS BINARY), NULL, HEX(%s), %s, CONCAT(%s, ' ', %s, ' ', %s), DATABASE() "
+    """FROM JSON_TABLE('[{"n": 1, "t": "2026-01-02 03:04:05"}]', '$[*]' COLUMNS (i1 TINYINT PATH '$.n', """
+    "i2 SMALLINT PATH '$.n', i3 MEDIUMINT PATH '$.n', i4 INT PATH '$.n', i8 BIGINT PATH '$.n', f FLOAT PATH '$.n', "
+    "d DOUBLE PATH '$.n', y YEAR PATH '$.n', j JSON PATH '$.n', c CHAR(1) PATH '$.n', b BLOB PATH '$.n', "
+    "l TEXT PATH '$.n', t TIMESTAMP PATH '$.t')) AS t"
 )
-PROBE_PARAMETERS: Final = "\N{EARTH GLOBE EUROPE-AFRICA}", "\\\\"
-"""The second shows by which rule the driver escapes: never one with a quote, which would end the text."""
-PROBED: Final = (
-    1,
+"""A column of each type that drivers know, and parameters of the types of keys."""
+PROBE_PARAMETERS: Final = (
+    "\N{EARTH GLOBE EUROPE-AFRICA}",
+    "\\\\",
     Decimal("1.50"),
     date(2026, 1, 2),
     datetime(2026, 1, 2, 3, 4, 5, 678900),  # noqa: DTZ001 - a DATETIME has no time zone
+)
+"""The second shows by which rule the driver escapes: never one with a quote, which would end the text."""
+PROBED: Final = (
+    *(1, 1, 1, 1, 1, 1.0, 1.0, 2001, "1", "1", b"1", "1"),
+    datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 - as is TIMESTAMP
+    Decimal("1.50"),
+    date(2026, 1, 2),
+    datetime(2026, 1, 2, 3, 4, 5, 678900),  # noqa: DTZ001
     timedelta(hours=26),
     "\N{EARTH GLOBE EUROPE-AFRICA}",
     b"\x00\xff",
     None,
     "F09F8C8D",
     PROBE_PARAMETERS[1],
+    "1.50 2026-01-02 2026-01-02 03:04:05.678900",
 )
 
 
@@ -340,7 +353,10 @@ class BorrowingPool:
                 try:
                     cursor.execute(PROBE, PROBE_PARAMETERS)
                     [(*found, database)] = cursor.fetchall()
-                except ValueError as error:  # the driver cannot even send them, or the session gives no row
+                except (
+                    TypeError,
+                    ValueError,
+                ) as error:  # the driver cannot send or read them, or there is no row
                     found, database = [error], None
                 if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
                     raise SourceUnsuitable(

@@ -19,13 +19,13 @@ _READS: Final = re.compile(
 )
 _LEAVES: Final = re.compile(r":=|\bINTO\b|\bGET_LOCK\b|\bLAST_INSERT_ID\b(?!\s*\(\s*\))", _FLAGS)
 
-_SPACE: Final = rf"(?>\s|{_COMMENT}|/\*M?!\d*|\*/)"
+SPACE: Final = rf"(?>\s|{_COMMENT}|/\*M?!\d*|\*/)"
 """Between two words. The server carries out the text of /*! */."""
 _CHANGES: Final = re.compile(
-    rf"(?>\(|{_SPACE})*+(?:SET{_SPACE}++STATEMENT\b.*?\bFOR{_SPACE}++)?"
-    rf"(?:USE|SET(?!{_SPACE}++STATEMENT\b)|PREPARE|EXECUTE|CALL|LOCK{_SPACE}++TABLES?"
-    rf"|CREATE{_SPACE}++(?:OR{_SPACE}++REPLACE{_SPACE}++)?TEMPORARY"
-    rf"|BEGIN{_SPACE}++NOT|IF|CASE|LOOP|WHILE|REPEAT|FOR)\b",
+    rf"(?>\(|{SPACE})*+(?:SET{SPACE}++STATEMENT\b.*?\bFOR{SPACE}++)?"
+    rf"(?:USE|SET(?!{SPACE}++STATEMENT\b)|PREPARE|EXECUTE|CALL|LOCK{SPACE}++TABLES?"
+    rf"|CREATE{SPACE}++(?:OR{SPACE}++REPLACE{SPACE}++)?TEMPORARY"
+    rf"|BEGIN{SPACE}++NOT|IF|CASE|LOOP|WHILE|REPEAT|FOR)\b",
     _FLAGS,
 )
 """A procedure, and the last ones, which are programs in MariaDB, are of any statements."""
@@ -64,7 +64,7 @@ _BY_OPTION: Final = re.compile(
 )
 """Sent by SQLAlchemy for an option, which it takes back, and by mysql-connector in the place of a method."""
 
-_FROM: Final = re.compile(r"\bFROM\b", re.IGNORECASE)
+_FROM: Final = re.compile(r"\bFROM\b(?!\s+DUAL\b)", re.IGNORECASE)
 _CALL: Final = re.compile(r"([\w.`]+)\s*\(")
 _BUILT_IN: Final = re.compile(
     r"(?:select|and|or|not|in|exists|if|ifnull|coalesce|concat|cast|convert|char|count|max|min|sum|now|utc_timestamp"

@@ -40,8 +40,13 @@ class DjangoDatabases:
 
 
 def place_of(database: Mapping[str, Any]) -> DatabasePlace:
-    """Raises `ConfigError` for a port that is not a number."""
-    return _place(database.get("HOST"), database.get("PORT"), database.get("NAME"))
+    """As Django connects: OPTIONS go before the others. Raises `ConfigError` for a port that is not a number."""
+    options = database.get("OPTIONS") or {}
+    return _place(
+        options.get("unix_socket") or options.get("host") or database.get("HOST"),
+        options.get("port") or database.get("PORT"),
+        options.get("db") or options.get("database") or database.get("NAME"),
+    )
 
 
 @lru_cache

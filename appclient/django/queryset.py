@@ -22,7 +22,7 @@ from django.db.models.query import ModelIterable
 from appclient.cache import Cache
 from appclient.django.installed import get_app
 from appclient.django.plan import InstancePlan, ModelObject
-from appclient.django.session import get_session, is_dirty, is_special, take_tokens
+from appclient.django.session import get_session, has_own_rows, is_special, take_tokens
 from freshness.errors import ConfigError, FreshnessError
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class CachedQuerySet(QuerySet):
             return alias
         primaries: tuple[str, ...] = app.places.primaries.get(server.keyspace, ())
         for each in (*primaries, alias):
-            if is_dirty(connection if each == alias else connections[each]):
+            if has_own_rows(connection if each == alias else connections[each]):
                 return each
         spelled = [_spell(subject, key, connection) for key in keys]
         if None in spelled:

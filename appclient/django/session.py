@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from django.db import connections
+from django.db.backends.signals import connection_created
 
 from appclient.cache import Cache
 from appclient.connection.commits import COMMITTED_SQL, read_gtids
-from appclient.connection.statement import SessionWatch, calls_stored_function, is_several
-from appclient.django.place import DatabaseRole, DjangoDatabases
+from appclient.connection.statement import SPACE, SessionWatch, calls_stored_function, is_several
+from appclient.django.place import DatabaseRole, DjangoDatabases, place_of
 from freshness.database.session import ISOLATION
 from freshness.position.commit import CommitToken
 
@@ -29,12 +30,16 @@ log = logging.getLogger(__name__)
 
 _READS: Final = re.compile(
     r"(?:\s|\(|--(?=\s)[^\n]*|/\*(?!!|M!).*?\*/)*"
-    r"(?:SELECT|SHOW|EXPLAIN|DESCRIBE|DESC|USE|SET|VALUES|SAVEPOINT|RELEASE|ROLLBACK\s+TO)\b",
+    r"(?:SELECT|SHOW|EXPLAIN|DESCRIBE|DESC|USE|SET(?!\s+STATEMENT)|VALUES|SAVEPOINT|RELEASE|ROLLBACK\s+TO)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE)
-_BEGINS: Final = re.compile(r"\s*(?:BEGIN|START\s+TRANSACTION|XA)\b", re.IGNORECASE)
+_BEGINS: Final = re.compile(
+    rf"{SPACE}*+(?:BEGIN|START{SPACE}++TRANSACTION|XA|(?:COMMIT|ROLLBACK)\b.*\bAND{SPACE}++CHAIN)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _ENDS: Final = re.compile(r"\s*(?:COMMIT|ROLLBACK)\b(?!\s+TO)", re.IGNORECASE)
+_CHOOSES: Final = re.compile(r"\bUSE\b", re.IGNORECASE)
 _ALL_COMMITTED: Final = {
     "mariadb": "SELECT @@global.gtid_current_pos",
     "mysql": "SELECT @@global.gtid_executed",
@@ -117,13 +122,14 @@ def serving(session: Session) -> Iterator[None]:
 class _Writes:
     """State of one of Django's connections. ``block``: outermost atomic block of the last write, or None.
     ``raw``: the driver's connection that wrote. ``has_begun``: whether a statement that Django does not see began
-    it. ``watch``: watch of the driver's connection; ``isolation``: level of the one beside it."""
+    it. ``watch``: watch of the driver's connection; ``isolation`` and ``database``: those of the one beside each."""
 
     block: Any = None
     raw: Any = None
     has_begun: bool = False
     watch: SessionWatch | None = None
     isolation: tuple[Any, str] = (None, "")
+    database: tuple[Any, str] = (None, "")
 
 
 def _writes_of(connection: Any) -> _Writes:
@@ -141,7 +147,8 @@ def watch(*, connection: Any, **_: Any) -> None:
         # In front: execute_wrapper() removes the last one when it ends
         connection.execute_wrappers.insert(0, note_statement)
     # Django's own statements at a reconnect were before
-    _writes_of(connection).watch = SessionWatch(connection.connection)
+    writes = _writes_of(connection)
+    writes.watch, writes.has_begun = SessionWatch(connection.connection), False
 
 
 def note_statement(
@@ -189,8 +196,31 @@ def is_dirty(connection: Any) -> bool:
     return not connection.autocommit or writes.has_begun
 
 
+def has_own_rows(connection: Any) -> bool:
+    """As `is_dirty`, or it has written, and nobody knows when a session that was changed commits (autocommit = 0)."""
+    writes, raw = _writes_of(connection), connection.connection
+    has_written = raw is not None and raw is writes.raw
+    return is_dirty(connection) or (has_written and writes.watch is not None and writes.watch.is_changed)
+
+
+def _begins_elsewhere(connection: Any) -> bool:
+    """Whether another database than that of its settings was chosen as it began: by ``init_command``, or by a
+    receiver of ``connection_created``. That decides for each connection, so one that is missing is made."""
+    settings, writes = connection.settings_dict, _writes_of(connection)
+    if _CHOOSES.search(str((settings.get("OPTIONS") or {}).get("init_command") or "")):
+        return True
+    if len(connection_created.receivers) <= 1:
+        return False
+    connection.ensure_connection()
+    if writes.database[0] is not connection.connection:
+        writes.database = connection.connection, _ask(connection.connection, "SELECT DATABASE()")
+    return writes.database[1].lower() != place_of(settings)[2].lower()
+
+
 def is_special(connection: Any) -> bool:
     """Whether its statements mean other rows than those of other sessions, or lock what they read."""
+    if _begins_elsewhere(connection):
+        return True
     raw = connection.connection
     if raw is None:
         return False

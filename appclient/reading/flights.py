@@ -183,6 +183,7 @@ def _own_error(error: Exception) -> Exception:
         mine = copy.copy(error)
     except Exception:  # noqa: BLE001 - a class of the application, with arguments of its own
         return error
+    mine.args = error.args  # copy.copy has a class make them of its text once more
     return mine if type(mine) is type(error) else error
 
 

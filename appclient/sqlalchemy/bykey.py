@@ -23,11 +23,12 @@ from sqlalchemy.sql.elements import (
     Grouping,
 )
 
+_COLUMN: Final = r"[\w`][^\s(),]*( AS [^\s(),]+)?"
 _BY_KEY: Final = re.compile(
-    r"SELECT [^()]+? ?\nFROM (?P<table>\S+) ?\nWHERE "
+    rf"SELECT (DISTINCT )?{_COLUMN}(, {_COLUMN})* ?\nFROM (?P<table>\S+) ?\nWHERE "
     r"(\S+ = %\(\w+\)s( AND \S+ = %\(\w+\)s)*|\S+ IN \(__\[POSTCOMPILE_\w+\]\))"
 )
-"""The whole text: no join, order, limit, lock or function."""
+"""The whole text: bare columns, and no join, order, limit, lock or function."""
 
 
 _OF_GET: Final = frozenset(

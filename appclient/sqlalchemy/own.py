@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from sqlalchemy.pool import Pool
+from sqlalchemy.pool import NullPool, Pool
 
 from appclient.connection.statement import SessionWatch, calls_stored_function, is_several
 from appclient.sqlalchemy.replay import Answer, ReplayEngine
@@ -29,12 +30,18 @@ _STATE: Final = "freshness"
 _WATCH: Final = "freshness_watch"
 """The `SessionWatch` in `Connection.info`, which lasts as long as the driver's connection."""
 
+_CREATOR: Final = "sqlalchemy.engine.create"
+"""The module of a pool's ``creator``, if that is not the application's."""
+
 _BEGINS: Final = "freshness_begins"
 _CHANGES: Final = "freshness_changes"
 """Beside it: whether the pool has just made the connection, and `SessionWatch.changes` before the handlers of a
 checkout."""
 
 SERIALIZABLE: Final = "SERIALIZABLE"
+
+_HARMLESS: Final = ("appclient.sqlalchemy", "sqlalchemy.engine.events", "opentelemetry.")
+"""Modules of handlers; SQLAlchemy wraps those that return no statement."""
 
 _READ: Final = re.compile(
     r"(?:\s|/\*(?!!|M!).*?\*/)*(?:SELECT|SHOW|EXPLAIN|DESC|SAVEPOINT|RELEASE|ROLLBACK TO|SET(?!\s+STATEMENT))\b",
@@ -73,10 +80,15 @@ class SessionState:
             self.token = token if self.token is None else self.token.union(token)
 
 
-def is_special(bind: Connection | Engine) -> bool:
-    """Whether options of an engine or connection choose another schema, or lock each row that is read."""
-    options = bind.get_execution_options()
+def is_special(options: Mapping[str, Any]) -> bool:
+    """Whether options of an engine, connection or session choose another schema, or lock each row that is read."""
     return bool(options.get("schema_translate_map")) or options.get("isolation_level") == SERIALIZABLE
+
+
+def _are_foreign(*handlers: Iterable[Any]) -> bool:
+    """Whether the application has added handlers to those of SQLAlchemy, of this library, and of a tracer that only
+    comments and counts."""
+    return any(not str(getattr(each, "__module__", "")).startswith(_HARMLESS) for each in chain(*handlers))
 
 
 def _watch(entry: Any) -> SessionWatch:
@@ -120,13 +132,21 @@ class Writes:
 
     def _open(self, connection: Connection) -> None:
         self._observed.add(connection)
-        pool = connection.engine.pool
-        if connection.info.get(_CHANGES) != _watch(connection).changes and pool not in self._changing:
-            self._changing.add(pool)
-            log.warning(
-                "rows are not served from the cache: a handler of the engine changes the session at each checkout. "
-                'hint: change it in a handler of "connect", which is called once for a connection'
+        self._note_changes(connection)
+
+    def _note_changes(self, connection: Connection) -> None:
+        """Of handlers, since its checkout: no statement was sent."""
+        if connection.info.get(_CHANGES) != _watch(connection).changes:
+            self._exclude(
+                connection.engine.pool,
+                "a handler of the engine or of its sessions changes the session each time. hint: change it in a "
+                'handler of "connect", which is called once for a connection',
             )
+
+    def _exclude(self, pool: Pool, why: str) -> None:
+        if pool not in self._changing:
+            self._changing.add(pool)
+            log.warning("rows are not served from the cache: %s", why)
 
     def _forget(self, connection: Connection) -> None:
         self._written.discard(connection)
@@ -143,15 +163,35 @@ class Writes:
         if connection not in state.connections:
             state.connections.append(connection)
 
+    def join(self, session: Session, state: SessionState, bind: Connection | Engine) -> None:
+        """Have the session begin as it does for a statement, if that could change what the statement means: by
+        handlers of the application, or since each session has another connection."""
+        if isinstance(bind, Connection):
+            self.begin(state, bind)
+            return
+        if any(each.engine is bind for each in state.connections):
+            return
+        pool, events = bind.pool, bind.dispatch
+        connects = isinstance(pool, NullPool) and (
+            _are_foreign(bind.dialect.dispatch.do_connect) or pool._creator.__module__ != _CREATOR
+        )
+        begins = session.dispatch.after_begin, events.engine_connect, events.begin, pool.dispatch.checkout
+        if connects or _are_foreign(*begins):
+            self._note_changes(session.connection(bind_arguments={"bind": bind}))
+
     def are_others(self, state: SessionState, bind: Connection | Engine) -> bool:
         """Whether statements of the session mean other rows than those of other sessions, or lock what they read; or
         a connection of the session has written in its transaction."""
-        if bind.engine.pool in self._changing or is_special(bind):
+        used = [bind, *state.connections]
+        if any(
+            _are_foreign(each.dispatch.before_execute, each.dispatch.before_cursor_execute) for each in used
+        ):
+            self._exclude(bind.engine.pool, "a handler of the engine rewrites statements (retval=True)")
+        if bind.engine.pool in self._changing or any(
+            is_special(each.get_execution_options()) for each in used
+        ):
             return True
-        for connection in state.connections:
-            if connection in self._written or _watch(connection).is_special or is_special(connection):
-                return True
-        return False
+        return any(each in self._written or _watch(each).is_special for each in state.connections)
 
     def take_ended(self, state: SessionState) -> Iterator[Connection]:
         """Connections that have written, and whose transaction is over: not one that the session has joined."""

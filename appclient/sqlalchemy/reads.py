@@ -29,6 +29,7 @@ from appclient.sqlalchemy.own import (
     Writes,
     find_kinds,
     find_maker,
+    is_special,
     listen_target,
     server_of,
     sync_engine,
@@ -69,7 +70,7 @@ _SESSION: Final = (
     "@@lower_case_table_names"
 )
 _ASKED: Final = "freshness_asked"
-"""In `Connection.info`, which lasts as long as the driver's connection."""
+"""The `_EngineSession` in `Connection.info`, which lasts as long as the driver's connection."""
 
 PLANS_KEPT: Final = 500
 """Statements, as many as an engine of SQLAlchemy keeps."""
@@ -251,7 +252,9 @@ class CachedReads:
         session = orm.session
         state = SessionState.of(session)
         if state.answer is not None:
-            return replayed(orm, *state.answer)
+            its = self._site(session.get_bind(**orm.bind_arguments).engine)
+            is_its = its is not None and its.replay is state.answer[0] and not orm._remaining_events()
+            return replayed(orm, *state.answer) if is_its else None
         if not may_be_by_key(orm.statement, self._keys) or _is_special(orm):
             return None
         site = self._find_serving(session, state, orm.bind_arguments)
@@ -283,9 +286,8 @@ class CachedReads:
         if state.is_blind or session._new or session._deleted or session.identity_map._modified:
             return None
         bind = session.get_bind(**bind_arguments)
-        if isinstance(bind, Connection) and bind.in_transaction():
-            self._writes.begin(state, bind)  # the application's own, from before the session's transaction
-        if self._writes.are_others(state, bind):
+        self._writes.join(session, state, bind)
+        if is_special(getattr(session, "execution_options", {})) or self._writes.are_others(state, bind):
             return None
         site = self._site(bind.engine)
         return site if site is not None and self._is_usual(site, state, bind.engine) else None
@@ -294,22 +296,22 @@ class CachedReads:
         """Whether sessions of the engine read the configured database, and do not lock the rows. Asked of each new
         connection that a session has, past SQLAlchemy's cursor: applications count the statements of that one."""
         used = next((each for each in state.connections if each.engine is engine), None)
-        before = site.session
-        if before is None or (used is not None and _ASKED not in used.info):
+        shown: _EngineSession | None = site.session if used is None else used.info.get(_ASKED)
+        if shown is None:
             try:
-                site.session = self._read_session(site, used, engine)
+                shown = self._read_session(site, used, engine)
             except Exception as error:  # noqa: BLE001 - of any driver: the session reads the database, and has it too
                 log.warning("the session's own engine is read in the place of the cache: %s", error)
                 return False
-            if not site.session.is_usual and site.session != before:
+            if not shown.is_usual and shown != site.session:
                 log.warning(
                     "rows are not served from the cache: the sessions of the engine have database %s and isolation "
                     "%s. hint: connect to the database of freshness.toml, and not as SERIALIZABLE",
-                    site.session.database,
-                    site.session.isolation,
+                    shown.database,
+                    shown.isolation,
                 )
-        assert site.session is not None
-        return site.session.is_usual
+            site.session = shown
+        return shown.is_usual
 
     def _read_session(self, site: _Site, used: Connection | None, engine: Engine) -> _EngineSession:
         borrowed = engine.raw_connection() if used is None else used.connection
@@ -318,21 +320,21 @@ class CachedReads:
             try:
                 cursor.execute(_SESSION.format(isolation=ISOLATION[site.keyspace.flavor]))
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
-                borrowed.info[_ASKED] = True
             finally:
                 cursor.close()
+            is_same = database == site.database or (
+                int(folds) > 0 and str(database).lower() == site.database.lower()
+            )
+            shown = borrowed.info[_ASKED] = _EngineSession(
+                str(system if zone == "SYSTEM" else zone),
+                str(isolation),
+                str(database),
+                is_usual=is_same and isolation != SERIALIZABLE,
+            )
+            return shown
         finally:
             if used is None:
                 borrowed.close()
-        is_same = database == site.database or (
-            int(folds) > 0 and str(database).lower() == site.database.lower()
-        )
-        return _EngineSession(
-            str(system if zone == "SYSTEM" else zone),
-            str(isolation),
-            str(database),
-            is_usual=is_same and isolation != SERIALIZABLE,
-        )
 
     def fetch(self, session: Session, object_name: str, key: Any, *, is_many: bool = False) -> Any:
         """As `Cache.get` or `Cache.get_many`, with the commits of the session. Raises `StandAside` if the cache does

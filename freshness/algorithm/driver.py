@@ -45,7 +45,8 @@ AnyStep = TypeVar("AnyStep")
 
 
 def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep], Any]) -> Result:
-    """Run ``procedure`` to its end. An error of ``answer`` is raised inside the procedure, at its ``yield``."""
+    """Run ``procedure`` to its end. An error of ``answer`` is raised inside the procedure, at its ``yield``, and comes
+    out of it, a StopIteration as well."""
     try:
         step = next(procedure)
         while True:
@@ -58,6 +59,10 @@ def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep]
     except StopIteration as stop:
         result: Result = stop.value
         return result
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # as Python has a generator raise it
+            raise error.__cause__ from None
+        raise
 
 
 def _in_doubt(_: ConfirmSuccession) -> bool:

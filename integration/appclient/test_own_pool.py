@@ -3,15 +3,18 @@ as it was before."""
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, cast
 
 import pymysql
 import pytest
 import sqlalchemy
+from pymysql.constants import FIELD_TYPE
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -244,6 +247,41 @@ def test_a_driver_that_reads_other_types_is_refused(system: System) -> None:
         with pytest.raises(SourceUnsuitable, match="charset=utf8mb4"):
             Cache.open(system.config_path, pools={f"127.0.0.1:{port}": engine}).database().query("SELECT 1")
         engine.dispose()
+
+
+CONVERTERS: dict[str, dict[Any, Any]] = {
+    "timestamp": {FIELD_TYPE.TIMESTAMP: str},
+    "boolean": {FIELD_TYPE.TINY: bool},
+    "double": {FIELD_TYPE.DOUBLE: Decimal},
+    "json": {FIELD_TYPE.JSON: json.loads},
+    "text": {FIELD_TYPE.BLOB: str},
+    "key": {datetime: lambda value, _: f"'{value + timedelta(hours=5)}'"},
+    "no text": {"use_unicode": False},
+}
+
+
+@pytest.mark.parametrize("kind", CONVERTERS)
+def test_a_connection_with_types_of_the_applications_own_is_refused(system: System, kind: str) -> None:
+    """One value is cached for all processes."""
+    given, conversions = CONVERTERS[kind], dict(pymysql.converters.conversions)
+    is_option = "use_unicode" in given
+    connection = pymysql.connect(
+        host="127.0.0.1",
+        port=system.pair.replica.port,
+        user="app",
+        password="app",
+        database="shop",
+        charset="utf8mb4",
+        **(given if is_option else {"conv": conversions | given}),
+    )
+    closed: list[Any] = []
+    pool = OwnPool(lambda: connection, closed.append, closed.append, pymysql.Error)
+    pools = {f"127.0.0.1:{system.pair.replica.port}": pool}
+    with ExitStack() as stack:
+        if kind != "json" or system.pair.primary.flavor == "mysql":  # MariaDB has no such type
+            stack.enter_context(pytest.raises(SourceUnsuitable, match="where PyMySQL reads"))
+        Cache.open(system.config_path, pools=pools).close()
+    connection.close()
 
 
 def test_a_bit_column_is_refused_of_other_drivers(system: System) -> None:

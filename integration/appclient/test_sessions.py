@@ -357,6 +357,7 @@ def test_a_query_after_the_end_of_its_loader_raises(system: System) -> None:
     [
         FileNotFoundError("prices"),
         TimeoutError("of prices"),
+        StopIteration("of prices"),
         pymysql.err.OperationalError(2013, "of another database"),
     ],
     ids=lambda error: type(error).__name__,

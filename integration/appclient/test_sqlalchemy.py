@@ -33,6 +33,7 @@ from sqlalchemy.orm import (
     sessionmaker,
     with_loader_criteria,
 )
+from sqlalchemy.pool import NullPool
 
 from appclient import (
     AsyncCache,
@@ -752,12 +753,7 @@ def test_options_of_sqlalchemy_change_no_session(system: System) -> None:
 
 
 def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Application, system: System) -> None:
-    system.execute("CREATE DATABASE IF NOT EXISTS tenant_b")
-    system.execute("GRANT ALL ON tenant_b.* TO app@'%'")
-    system.pair.primary.execute(
-        CUSTOMERS_TABLE.replace("TABLE ", "TABLE IF NOT EXISTS "), database="tenant_b"
-    )
-    system.execute("REPLACE INTO tenant_b.customers VALUES (141, 'b', 1)")
+    prepare_tenant(system, 141)
     app.warm("customer", 141)
     translated = {"schema_translate_map": {None: "tenant_b"}}
     with app.sessions(bind=app.engine.execution_options(**translated)) as session:
@@ -770,7 +766,10 @@ def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Applicati
     with app.sessions() as session:
         session.connection(execution_options=translated)
         assert session.get_one(Customer, 141).name == "b"
-    for options in ({"connect_args": {"database": "tenant_b"}}, {"creator": lambda: open_tenant(system)}):
+    for options in (
+        {"connect_args": {"database": "tenant_b"}},
+        {"creator": lambda: open_tenant(system, "tenant_b")},
+    ):
         engine = create_engine(engine_url(system), **options)
         with app.sessions(bind=engine) as session:
             assert session.get_one(Customer, 141).name == "b"
@@ -778,10 +777,54 @@ def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Applicati
     assert app.seen == []
 
 
-def open_tenant(system: System) -> Any:
-    return pymysql.connect(
-        host="127.0.0.1", port=system.pair.primary.port, user="app", password="app", database="tenant_b"
+def prepare_tenant(system: System, key: int) -> None:
+    """Another database with a customer of the same key, whose name is "b"."""
+    system.execute("CREATE DATABASE IF NOT EXISTS tenant_b")
+    system.execute("GRANT ALL ON tenant_b.* TO app@'%'")
+    system.pair.primary.execute(
+        CUSTOMERS_TABLE.replace("TABLE ", "TABLE IF NOT EXISTS "), database="tenant_b"
     )
+    system.execute(f"REPLACE INTO tenant_b.customers VALUES ({key}, 'b', 1)")
+
+
+def open_tenant(system: System, tenant: str = "shop") -> Any:
+    return pymysql.connect(
+        host="127.0.0.1", port=system.pair.primary.port, user="app", password="app", database=tenant
+    )
+
+
+@pytest.mark.parametrize("kind", ["session", "begin", "no pool", "rewriting"])
+def test_a_handler_that_chooses_the_tenant_is_asked(system: System, kind: str) -> None:
+    """A hit needs no connection. The first session of the other tenant is the first one that it is chosen for."""
+    prepare_tenant(system, 147)
+    tenants: list[str] = []
+    options: dict[str, Any] = {}
+    if kind == "no pool":
+        options = {"poolclass": NullPool, "creator": lambda: open_tenant(system, *tenants)}
+    with closing(Application(system, **options)) as app:
+
+        def use(connection: sa.Connection) -> None:
+            for each in tenants:
+                connection.exec_driver_sql(f"USE {each}")
+
+        def rewrite(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> Any:
+            return statement.replace("FROM ", "FROM tenant_b."), parameters
+
+        app.warm("customer", 147)
+        if kind == "session":
+            event.listen(app.sessions, "after_begin", lambda *of: use(of[2]))
+        elif kind == "begin":
+            event.listen(app.engine, "begin", use)
+        with app.sessions() as session:
+            assert session.get_one(Customer, 147).name == "n"
+        assert [each.outcome for each in app.seen] == [ReadOutcome.HIT]
+        tenants.append("tenant_b")
+        if kind == "rewriting":
+            event.listen(app.engine, "before_cursor_execute", rewrite, retval=True)
+        for _ in range(2):
+            with app.sessions() as session:
+                assert session.get_one(Customer, 147).name == "b"
+        assert len(app.seen) == 1
 
 
 @pytest.mark.parametrize("where", ["engine", "option", "connection", "transaction", "server"])

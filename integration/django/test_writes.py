@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import ProgrammingError, connection, connections, transaction
+from django.db import OperationalError, ProgrammingError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, TestCase
@@ -73,12 +74,26 @@ def in_raw_sql(key: int) -> None:
         cursor.execute("/* by hand */ UPDATE shop_thing SET v = 1 WHERE id = %s", [key])
 
 
-def in_raw_transaction(key: int) -> None:
+def in_raw_transaction(key: int, *begin: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("START TRANSACTION")
+        for each in begin or ("START TRANSACTION",):
+            cursor.execute(each)
         cursor.execute("UPDATE shop_thing SET v = 1 WHERE id = %s", [key])
         assert things().get(pk=key).v == 1
         cursor.execute("COMMIT")
+
+
+def in_raw_transaction_with_a_comment(key: int) -> None:
+    in_raw_transaction(key, "/* why */ START TRANSACTION")
+
+
+def in_raw_transaction_that_follows_another(key: int) -> None:
+    in_raw_transaction(key, "START TRANSACTION", "COMMIT AND CHAIN")
+
+
+def without_autocommit_by_hand(key: int) -> None:
+    in_raw_transaction(key, "SET autocommit = 0")
+    connection.close()
 
 
 def in_bulk(key: int) -> None:
@@ -120,6 +135,9 @@ def then_killed(key: int) -> None:
         in_savepoint,
         in_raw_sql,
         in_raw_transaction,
+        in_raw_transaction_with_a_comment,
+        in_raw_transaction_that_follows_another,
+        without_autocommit_by_hand,
         in_bulk,
         unseen,
         then_disconnected,
@@ -239,6 +257,31 @@ def test_a_connection_whose_session_was_changed_is_not_served(
         connection.close()
     things().get(pk=key)
     assert [each.outcome for each in reads] == [ReadOutcome.HIT]
+
+
+@pytest.mark.parametrize("where", ["database", "init_command", "receiver"])
+def test_a_database_that_is_chosen_as_a_connection_begins_is_read(
+    system: System, key: int, reads: list[Explanation], where: str
+) -> None:
+    """Also by the first read, for which there is no connection yet."""
+    connection = connections["replica"]
+
+    def choose(connection: Any, **_: Any) -> None:
+        if connection.alias == "replica":
+            connection.connection.select_db("mysql")
+
+    options = {"database": {"database": "mysql"}, "init_command": {"init_command": "USE mysql"}}
+    with ExitStack() as stack:
+        connection.close()
+        stack.callback(connection.close)
+        stack.enter_context(patch.dict(connection.settings_dict["OPTIONS"], options.get(where, {})))
+        if where == "receiver":
+            connection_created.connect(choose)
+            stack.callback(connection_created.disconnect, choose)
+        for _ in range(2):
+            with pytest.raises((OperationalError, ProgrammingError), match="shop_thing"):
+                things().get(pk=key)
+        assert not reads
 
 
 @pytest.mark.parametrize("where", ["options", "server", "statement"])

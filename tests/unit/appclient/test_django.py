@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
+from django.db.backends.signals import connection_created
 
 from appclient import ConfigError
 from appclient.django.apps import read_options
 from appclient.django.place import find_places
 from appclient.django.plan import ModelObject
 from appclient.django.queryset import _spell
-from appclient.django.session import is_special, may_write, note_statement, watch
+from appclient.django.session import has_own_rows, is_special, may_write, note_statement, watch
 from freshness.config.config import load_config
 
 FILE = """
@@ -60,6 +61,8 @@ def path(tmp_path: Path) -> Path:
         ("ROLLBACK TO SAVEPOINT a", False, False),
         ("RELEASE SAVEPOINT a", False, False),
         ("SET SESSION x = 1", False, False),
+        ("SET STATEMENT max_statement_time = 1 FOR DELETE FROM t", True, True),
+        ("SELECT lock_row() FROM DUAL", True, True),
         ("/*!50000 DELETE */ SELECT 1", True, True),
         ("/*M! DELETE */ SELECT 1", True, True),
         ("UPDATE t SET a = 1", True, True),
@@ -121,6 +124,9 @@ def test_databases_are_found_by_host_port_and_name(path: Path) -> None:
     assert found is not None
     assert (found.keyspace, found.is_primary) == ("shop", True)
     assert places.find({**default, "NAME": "test_shop"}) is None
+    for options in ({"database": "tenant_b"}, {"db": "tenant_b"}, {"host": "db3"}, {"unix_socket": "/s"}):
+        assert places.find({**default, "OPTIONS": options}) is None, "as Django connects"
+    assert places.find({"NAME": "other", "OPTIONS": {"host": "127.0.0.1", "database": "shop"}}) is found
     with pytest.raises(ConfigError, match=r"no database of DATABASES.*127\.0\.0\.1:3306/shop"):
         find_places(config, {"default": {**default, "NAME": "test_shop"}})
     with pytest.raises(ConfigError, match="port 'x'"):
@@ -383,11 +389,89 @@ def test_a_missing_django_is_one_clear_line() -> None:
 def test_a_driver_that_cannot_choose_a_database_by_a_call_is_watched() -> None:
     """As mysql-connector, whose backend for Django is one of MySQL, too."""
     raw = SimpleNamespace(cmd_query=lambda _: None)
-    connection: Any = SimpleNamespace(vendor="mysql", execute_wrappers=[], connection=raw)
+    connection = open_database()
+    connection.connection = raw
     watch(connection=connection)
     assert connection.execute_wrappers == [note_statement]
     raw.cmd_query(b"USE tenant_b")
     assert is_special(connection)
+
+
+class Driver:
+    """A connection of a driver. ``database``: the one that a receiver has chosen."""
+
+    def __init__(self, database: str = "shop") -> None:
+        self.database = database
+
+    def query(self, sql: str) -> None:
+        """As drivers have it."""
+
+    def cursor(self) -> Any:
+        return SimpleNamespace(execute=lambda _: None, fetchone=lambda: (self.database,), close=lambda: None)
+
+
+class Opening(SimpleNamespace):
+    """A connection of Django that is not made yet."""
+
+    connection: Any
+
+    def ensure_connection(self) -> None:
+        if self.connection is None:
+            self.connection = Driver("tenant_b")
+            watch(connection=self)
+
+
+def open_database(**options: Any) -> Any:
+    return Opening(
+        vendor="mysql",
+        execute_wrappers=[],
+        connection=None,
+        settings_dict={"NAME": "shop", "OPTIONS": options},
+        in_atomic_block=False,
+        autocommit=True,
+    )
+
+
+def test_a_session_that_begins_in_another_database_is_special() -> None:
+    """A read from the cache needs no connection, and so makes none, unless a receiver may choose another database."""
+    plain = open_database()
+    assert not is_special(plain)
+    assert plain.connection is None
+    assert not is_special(open_database(init_command="SET sql_mode = 'STRICT_TRANS_TABLES'"))
+    assert is_special(open_database(init_command="SET sql_mode = ''; USE tenant_b"))
+    own = connection_created.receivers
+    try:
+        connection_created.receivers = [*own, None, None]
+        assert is_special(open_database())
+        made = open_database()
+        made.connection = Driver()
+        assert not is_special(made)
+    finally:
+        connection_created.receivers = own
+
+
+@pytest.mark.parametrize(
+    ("statements", "expected"),
+    [
+        (["START TRANSACTION", "UPDATE t SET v = 1"], True),
+        (["/* why */ START TRANSACTION", "UPDATE t SET v = 1"], True),
+        (["/*!50000 BEGIN */", "UPDATE t SET v = 1"], True),
+        (["-- why\nBEGIN", "UPDATE t SET v = 1", "COMMIT"], False),
+        (["BEGIN", "COMMIT AND CHAIN", "UPDATE t SET v = 1"], True),
+        (["SET autocommit = 0", "UPDATE t SET v = 1", "COMMIT", "UPDATE t SET v = 1"], True),
+        (["SET autocommit = 0"], False),
+        (["UPDATE t SET v = 1"], False),
+    ],
+)
+def test_a_transaction_that_django_does_not_see(statements: list[str], expected: bool) -> None:
+    connection = open_database()
+    connection.connection = Driver()
+    watch(connection=connection)
+    for each in statements:
+        note_statement(
+            lambda sql, *_: connection.connection.query(sql), each, None, False, {"connection": connection}
+        )
+    assert has_own_rows(connection) is expected
 
 
 def test_a_field_of_the_applications_own_spells_each_key() -> None:

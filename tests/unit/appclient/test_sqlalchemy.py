@@ -59,6 +59,7 @@ ASKED: Final = {
     r"DATABASE\(\)": "shop",
     "last_gtid": "0-1-7",
 }
+DATABASE = "shop"
 PATTERN: Final = re.compile(r"%\((\w+)\)s")
 
 
@@ -130,11 +131,11 @@ class Cursor:
 
     def execute(self, sql: str, parameters: Any = None) -> None:
         if "system_time_zone" in sql:
-            sql = "SELECT '+00:00', 'UTC', 'REPEATABLE-READ', 'shop', 0"
+            sql = f"SELECT '+00:00', 'UTC', 'REPEATABLE-READ', '{DATABASE}', 0"
         for pattern, answer in ASKED.items():
             if sql.count(",") < 4 and "FROM customers" not in sql and re.search(pattern, sql):
                 sql, parameters = "SELECT :answer", {"answer": answer}
-        if sql.startswith("SET "):
+        if sql.startswith("SET ") or sql == "COMMIT":
             return
         sql = re.sub(r" FOR UPDATE", "", PATTERN.sub(r":\1", sql))
         self._cursor.execute(sql, parameters or {})
@@ -311,6 +312,24 @@ def test_a_key_that_only_the_driver_understands(session: Session) -> None:
 )
 def test_other_statements_are_the_databases(session: Session, statement: Any) -> None:
     assert session.execute(statement).scalars().all() == ["database"]
+
+
+class Negated(sa.TypeDecorator[int]):
+    """A number of which a SELECT shows the negative."""
+
+    impl = sa.Integer
+    cache_ok = True
+
+    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return -column
+
+
+def test_an_expression_of_a_column_is_the_databases(shop: Shop, session: Session) -> None:
+    negated = sa.Table("customers", sa.MetaData(), sa.Column("id", Negated, primary_key=True))
+    for expression, expected in ((-Customer.id, -1), (~Customer.id, 0), (negated.c.id, -1)):
+        criterion = Customer.id == 1 if expression is not negated.c.id else negated.c.id == 1
+        assert session.scalar(select(expression).where(criterion)) == expected
+    assert shop.cache.asked == []
 
 
 def test_texts_in_a_list_are_the_databases(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

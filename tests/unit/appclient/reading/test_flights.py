@@ -238,6 +238,28 @@ def test_the_error_of_a_shared_load_is_everybodys(flights: Flights, database: Da
     assert Reader(flights, 1).answer() == [{"key": 1, "load": 3}]
 
 
+class NoSuchRow(Exception):
+    """Its text is made of its argument."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__(f"no row {key}")
+        self.key = key
+
+
+def test_the_error_of_a_shared_load_says_the_same_to_all(flights: Flights, database: Database) -> None:
+    first = Reader(flights, 1)
+    database.begun.acquire()
+    herd = [Reader(flights, 1) for _ in range(3)]
+    wait_waiting(flights, 1, 2)
+    database.failures += [ValueError("first"), NoSuchRow(1)]
+    database.may_end.release(2)
+    first.answer()
+    for reader in herd:
+        reader.answer()
+        assert isinstance(reader.error, NoSuchRow)
+        assert (str(reader.error), reader.error.key) == ("no row 1", 1)
+
+
 class Interrupted(BaseException):
     """As a signal handler or a cancelled task raises it."""
 

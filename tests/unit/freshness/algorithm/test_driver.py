@@ -260,3 +260,19 @@ def test_an_exception_that_the_procedure_answers_with_another_step() -> None:
         return step.seconds
 
     assert drive(stubborn(), odd_fails) == [0, "odd", 2]
+
+
+def test_an_error_of_an_answer_comes_out_whatever_its_class() -> None:
+    """Also what a generator may not raise: a loader that asks an empty iterator for its next element raises it."""
+
+    def procedure() -> Procedure[None]:
+        yield Wait(1)
+
+    for error in (StopIteration("of a loader"), RuntimeError("of a loader"), KeyError("of a loader")):
+
+        def answer(_: Step, error: Exception = error) -> Any:
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            drive(procedure(), answer)
+        assert caught.value is error
