@@ -45,23 +45,19 @@ class _Shard:
 
 
 class Alignment:
-    """``clock``: seconds that only rise, and stand still while nobody can be heard. ``now_us``: the wall clock.
-
-    ``limit_us``: how far apart messages of two shards may be. The two bounds are explained above.
-    """
+    """``clock``: seconds that only rise, and stand still while nobody can be heard. ``now_us``: the wall clock. The
+    two bounds are explained above."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         now_us: Callable[[], int],
         *,
-        limit_us: int = LIMIT_US,
         silence_seconds: float = SILENCE_SECONDS,
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         self._clock = clock
         self._now_us = now_us
-        self._limit_us = limit_us
         self._silence_seconds = silence_seconds
         self._hold_seconds = hold_seconds
         self._shards: dict[str, _Shard] = {}
@@ -99,7 +95,7 @@ class Alignment:
         shard, now = self._shards[name], self._clock()
         if shard.next_us is None:
             return AlignmentVerdict.ALIGNED
-        latest_us = shard.next_us - self._limit_us
+        latest_us = shard.next_us - LIMIT_US
         if latest_us <= min(other.time_us for other in self._shards.values()):
             shard.held_since, shard.is_given_up = None, False
             return AlignmentVerdict.ALIGNED

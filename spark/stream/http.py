@@ -141,9 +141,7 @@ class LivePiece:
 
 
 def read_piece(
-    piece: LivePiece,
-    clock: Callable[[], float] = time.monotonic,
-    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    piece: LivePiece, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of `freshness.history.columns.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not
     here.
@@ -152,7 +150,7 @@ def read_piece(
     `SourceUnavailable` if the stream ends before that, or does not come there in time.
     """
     ordinal = 0
-    deadline = clock() + PIECE_SECONDS_MAX
+    deadline = time.monotonic() + PIECE_SECONDS_MAX
     held: list[UpdateLine] = []
     last_row = -1
     parameters = {"keyspace": piece.keyspace, "key_range": piece.key_range, "since": piece.since}
@@ -184,7 +182,7 @@ def read_piece(
         if not held and _is_delivered(line.resume, piece.end):
             yield _empty(piece, ordinal + 1, now_us())
             return
-        if clock() > deadline:
+        if time.monotonic() > deadline:
             break
     raise SourceUnavailable(
         f"{piece.service.url}: the stream of {piece.end.lineage} did not bring {piece.end.position}"
