@@ -57,10 +57,6 @@ class Subscription:
     on_skip: Callable[[], None] = lambda: None
 
 
-def _no_cascades() -> Cascades:
-    return {}
-
-
 @dataclass(slots=True)
 class _Group:
     start: GroupStart
@@ -143,7 +139,7 @@ class TransactionAssembler:
         *,
         rows_max: int = TRANSACTION_ROWS_MAX,
         piece_rows: int | None = None,
-        find_cascades: Callable[[], Cascades] = _no_cascades,
+        find_cascades: Callable[[], Cascades] = dict,
     ) -> None:
         """``piece_rows``: approximate size of the pieces in which a transaction is handed out, in rows; without it, a
         transaction of more than ``rows_max`` rows raises its tables.

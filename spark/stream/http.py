@@ -180,7 +180,7 @@ def read_piece(
                     yield from _rows(held, token, ordinal, now_us())
                 held = []
         if not held and _is_delivered(line.resume, piece.end):
-            yield _empty(piece, ordinal + 1, now_us())
+            yield make_mark(piece.keyspace, piece.end, ordinal + 1, "empty", now_us())
             return
         if time.monotonic() > deadline:
             break
@@ -216,10 +216,6 @@ def _rows(
 
 def _to_text(value: Any) -> str | None:
     return None if value is None else json.dumps(value, separators=(",", ":"))
-
-
-def _empty(piece: LivePiece, ordinal: int, received_us: int) -> tuple[Any, ...]:
-    return make_mark(piece.keyspace, piece.end, ordinal, "empty", received_us)
 
 
 def make_mark(keyspace: str, token: EventToken, ordinal: int, op: str, received_us: int) -> tuple[Any, ...]:

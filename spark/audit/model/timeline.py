@@ -105,12 +105,8 @@ class Chain:
             if number is None or number < first:
                 break
             if number <= last:
-                number = self._find_end(number, last)
+                number = self.find_number(last + 1)
         return None if number is None else self.ordinal(number)
-
-    def _find_end(self, number: int, last: int) -> int | None:
-        assert number <= last
-        return self.find_number(last + 1)
 
     def held_after(self, ordinal: int, intervals: Sequence[tuple[int, int]]) -> Iterator[int]:
         """Ordinals above ``ordinal`` of the archived numbers that the intervals hold."""
