@@ -287,11 +287,9 @@ class BorrowingPool:
         self._set_up_sql = set_up_sql(flavor, timeout_seconds, None)
 
     def take(self) -> BorrowedConnection | None:
-        """None for a read inside another one while the pool has nothing left: the caller opens a connection itself.
-
-        A few are discarded that were closed while idle, or that may have a temporary table. Raises
-        `SourceUnavailable`, its `ConnectionsExhausted`, and `SourceUnsuitable`.
-        """
+        """None for a read inside another one while the pool has nothing left: the caller opens a connection itself. A
+        few are discarded that were closed while idle, or that may have a temporary table. Raises `SourceUnavailable`,
+        its `ConnectionsExhausted`, and `SourceUnsuitable`."""
         for _ in range(IDLE_MAX - 1):
             if is_nested() and self._pool.is_exhausted():
                 return None

@@ -76,11 +76,9 @@ def weigh_loosely(text: str) -> bytes:
 
 
 def keyspace_id(function: str, value: object) -> bytes:
-    """The keyspace id of a value, 8 bytes long for ``hash``, ``xxhash``, ``numeric`` and ``reverse_bits``.
-
-    Raises `ConfigError` for an unknown function or a missing package, `FormatError` for a value that it does not
-    take: NULL, float, bool, a Decimal with a fraction, a number beyond 64 bits, text it cannot weigh.
-    """
+    """The keyspace id of a value, 8 bytes long for ``hash``, ``xxhash``, ``numeric`` and ``reverse_bits``. Raises
+    `ConfigError` for an unknown function or a missing package, `FormatError` for a value that it does not take: NULL,
+    float, bool, a Decimal with a fraction, a number beyond 64 bits, text it cannot weigh."""
     try:
         compute = FUNCTIONS[function]
     except KeyError:

@@ -108,10 +108,8 @@ class _Credentials(CredentialProvider):
 
 
 class RedisNode(ServerNode[AbstractConnection, _Pending]):
-    """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`.
-
-    ``name``: ``host:port``. An empty user of the credentials is the default one. ``make_connection``: replaces
-    connecting by name, e.g. by fakeredis.
+    """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`. ``name``: ``host:port``. An empty
+    user of the credentials is the default one. ``make_connection``: replaces connecting by name, e.g. by fakeredis.
     """
 
     technology = "redis"

@@ -164,10 +164,8 @@ Moment: TypeAlias = int | EventToken | ResumeVector
 
 
 def parse_moment(text: str) -> Moment | None:
-    """A resume text, an event token, or a time as ISO 8601 with its zone; None for anything else.
-
-    Raises `FormatError` for a resume text or a token that was cut or altered, and for the resume text of a refresh.
-    """
+    """A resume text, an event token, or a time as ISO 8601 with its zone; None for anything else. Raises
+    `FormatError` for a resume text or a token that was cut or altered, and for the resume text of a refresh."""
     text = text.strip()
     if text.startswith(REFRESH_PREFIX):
         raise FormatError(

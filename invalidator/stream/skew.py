@@ -71,11 +71,9 @@ class Alignment:
         self._shards.pop(name, None)
 
     def offer(self, name: str, timestamp_us: int) -> None:
-        """The shard's next message is there; 0: of unknown time, never held.
-
-        It is from now at the latest: a clock that is ahead, or a session that sets its own time, delays nothing. That
-        is settled here, once: a message must not grow newer by waiting.
-        """
+        """The shard's next message is there; 0: of unknown time, never held. It is from now at the latest: a clock
+        that is ahead, or a session that sets its own time, delays nothing. That is settled here, once: a message must
+        not grow newer by waiting."""
         shard = self._shards[name]
         shard.heard_at = self._clock()
         shard.next_us = min(timestamp_us, self._now_us()) or None

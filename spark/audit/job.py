@@ -209,11 +209,9 @@ def read_findings(replayed: Tables) -> list[Finding]:
 def judge_clocks(
     findings: Iterable[Finding], tally: Tally, names: Names
 ) -> tuple[list[Finding], frozenset[int]]:
-    """The findings that stand, and the clients whose clocks are wrong.
-
-    A finding that rests on a wrong clock proves nothing: it is counted as unknown in ``tally``, and so are the hits
-    of such a client. Each wrong clock is one finding itself.
-    """
+    """The findings that stand, and the clients whose clocks are wrong. A finding that rests on a wrong clock proves
+    nothing: it is counted as unknown in ``tally``, and so are the hits of such a client. Each wrong clock is one
+    finding itself."""
     clocks: dict[tuple[str, tuple[int, ...]], list[Finding]] = {}
     others = []
     for each in findings:

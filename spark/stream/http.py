@@ -144,11 +144,8 @@ def read_piece(
     piece: LivePiece, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of `freshness.history.columns.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not
-    here.
-
-    The last row is ``empty`` with all of ``end``, including what concerned no table of the stream. Raises
-    `SourceUnavailable` if the stream ends before that, or does not come there in time.
-    """
+    here. The last row is ``empty`` with all of ``end``, including what concerned no table of the stream. Raises
+    `SourceUnavailable` if the stream ends before that, or does not come there in time."""
     ordinal = 0
     deadline = time.monotonic() + PIECE_SECONDS_MAX
     held: list[UpdateLine] = []

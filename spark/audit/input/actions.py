@@ -85,10 +85,8 @@ _OBJECT: Final = "^(?P<object>[^:]*:[^:]*):"
 
 @dataclass(frozen=True, slots=True)
 class ChangeStep:
-    """A step: a row (`REPLAY`) for each item of each change.
-
-    ``duplicates``: (lineage, first ordinal, last ordinal) of transactions that were archived again.
-    """
+    """A step: a row (`REPLAY`) for each item of each change. ``duplicates``: (lineage, first ordinal, last ordinal)
+    of transactions that were archived again."""
 
     spread: Spread
     duplicates: Sequence[tuple[int, int, int]]

@@ -98,10 +98,8 @@ def read_archive(
     engine: Engine, changes: RecordedFiles, rules: Rules, previous: Archive | None = None
 ) -> Archive:
     """The order and the damages of an archive that continues ``previous``. A damage is reported once, by the audit of
-    its own part.
-
-    Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX` runs.
-    """
+    its own part. Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX`
+    runs."""
     told = engine.scan("order of the archive", changes.parts, find_islands)
     tables = [told["islands"]] if "islands" in told else []
     if "others" in told:

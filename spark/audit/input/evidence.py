@@ -144,11 +144,9 @@ def find_archive_holes(archive: Archive, told: frozenset[tuple[int, str, int]]) 
 
 
 def find_gtid_gaps(holes: Sequence[Hole], held: Mapping[int, tuple[int, int, int]]) -> list[Damage]:
-    """Holes of which some server had executed a number: nothing was invalidated for those changes.
-
-    Numbers that no position names were never executed (Group Replication hands out blocks). ``held``: by hole, when a
-    position that holds a number of it was first recorded, by which client, in which action.
-    """
+    """Holes of which some server had executed a number: nothing was invalidated for those changes. Numbers that no
+    position names were never executed (Group Replication hands out blocks). ``held``: by hole, when a position that
+    holds a number of it was first recorded, by which client, in which action."""
     damages = []
     for at, (begin_us, client, sequence) in sorted(held.items()):
         hole = holes[at]
@@ -178,10 +176,8 @@ def name_violations(
     records: Mapping[Key, HistoryRecord],
     items: Mapping[tuple[int, int], bytes],
 ) -> pyarrow.Table:
-    """Findings and damages as `VIOLATION`, with the records that show them.
-
-    ``items``: items that an earlier audit left open, whose records may be in its history only.
-    """
+    """Findings and damages as `VIOLATION`, with the records that show them. ``items``: items that an earlier audit
+    left open, whose records may be in its history only."""
     rows = [_name_finding(each, names, records, items) for each in findings]
     rows += [_name_damage(each, names, records) for each in damages]
     rows.sort(key=lambda row: (row[0], row[1], row[2] or b"", row[9] or 0, row[7] or 0, row[12]))

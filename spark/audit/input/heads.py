@@ -63,10 +63,7 @@ class Island(NamedTuple):
 def find_islands(parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step. ``islands``; ``raises``: (lineage, table, ordinal) of statements that changed a table as a whole;
     ``others``: transactions without changes of rows, of which several rows are one. Raises `FormatError` for a GTID
-    that cannot be read.
-
-    A transaction with changes has a row 0, one without anything is ``empty``.
-    """
+    that cannot be read. A transaction with changes has a row 0, one without anything is ``empty``."""
     for batch in read_parts(parts, _COLUMNS):
         table = pyarrow.Table.from_batches([batch])
         is_whole, is_bare = _find_heads(batch)

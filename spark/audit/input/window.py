@@ -81,12 +81,9 @@ SEVERAL: Final = ""
 
 
 class Footer(NamedTuple):
-    """A recorded file by its footer.
-
-    ``rows``: number of rows of each row group. ``client``, ``sequence``, ``first_us``, ``last_us``: client of its
-    actions, number of the first, and their times; `SEVERAL` and all times for a file that does not name them.
-    ``problem``: "" for none.
-    """
+    """A recorded file by its footer. ``rows``: number of rows of each row group. ``client``, ``sequence``,
+    ``first_us``, ``last_us``: client of its actions, number of the first, and their times; `SEVERAL` and all times
+    for a file that does not name them. ``problem``: "" for none."""
 
     path: str
     problem: str

@@ -136,10 +136,8 @@ def _find_waiting(columns: Mapping[str, NDArray[Any]], pending: pyarrow.Table) -
 @dataclass(frozen=True, slots=True)
 class KeepStep:
     """A step for each piece: write the rows that are kept to a file, and yield its name (`_FILE`). Yield the
-    ``newest`` rows (`REPLAY`) of an item in several pieces (``spread``), and do not write them.
-
-    A task that is started again writes another file. Files whose names are not collected are not part of the state.
-    """
+    ``newest`` rows (`REPLAY`) of an item in several pieces (``spread``), and do not write them. A task that is
+    started again writes another file. Files whose names are not collected are not part of the state."""
 
     folder: str
     path: str
@@ -213,11 +211,8 @@ def _name_items(carry: Carry) -> pyarrow.Table:
 
 def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     """Write a new generation into the folder, which may be that of the state that was continued. ``carry_us``: how
-    far back rows are kept.
-
-    Its manifest comes last, and names every file with its size. Until then the previous generation is the state. That
-    one stays for those who read it; what is older is deleted.
-    """
+    far back rows are kept. Its manifest comes last, and names every file with its size. Until then the previous
+    generation is the state. That one stays for those who read it; what is older is deleted."""
     filesystem = folder.filesystem
     previous = _find_generations(folder)
     number = max((int(name.partition("-")[0]) for name in previous), default=0) + 1
