@@ -139,7 +139,7 @@ class RequestReads(_Reads[Cache]):
         return TypedObject(self, self.cache.of(object_name, model).name, model)
 
     def committed(self, connection: Any, *, keyspace: str | None = None, shard: str | None = None) -> None:
-        """Tell that the connection has committed. The arguments and the errors are those of `Database.commit_token`."""
+        """The connection has committed. The arguments and the errors are those of `Database.commit_token`."""
         self.add(self.cache.database(keyspace).commit_token(connection, shard=shard))
 
 
