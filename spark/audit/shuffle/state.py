@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -161,31 +162,26 @@ class KeepStep:
             yield "files", pyarrow.Table.from_arrays([[path], [rows.num_rows]], schema=_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class ItemStep:
+def find_items(
+    column: str, pending: pyarrow.Table, as_of_us: int, parts: Iterable[ScanPart]
+) -> Iterator[Told]:
     """A step: ``items`` (`ITEM`) of what is pending, and of actions that are judged next time."""
-
-    column: str
-    pending: pyarrow.Table
-    as_of_us: int
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        wanted = self.pending.column("h1").to_numpy()
-        for batch in read_parts(parts, [self.column, *(["end_us"] if self.column == "item" else [])]):
-            items = batch.column(self.column)
-            if self.column == "item":
-                is_late = pyarrow.compute.greater(batch.column("end_us"), self.as_of_us)
-                items = items.filter(pyarrow.compute.and_(is_late, items.is_valid())).unique()
-            else:
-                items = items.flatten().unique()
-            h1, h2 = hash_items(items)
-            chosen = numpy.isin(h1, wanted) if self.column == "items" else numpy.ones(len(h1), numpy.bool_)
-            columns = (
-                pyarrow.array(h1[chosen]),
-                pyarrow.array(h2[chosen]),
-                items.filter(pyarrow.array(chosen)),
-            )
-            yield "items", pyarrow.Table.from_arrays(list(columns), schema=ITEM)
+    wanted = pending.column("h1").to_numpy()
+    for batch in read_parts(parts, [column, *(["end_us"] if column == "item" else [])]):
+        items = batch.column(column)
+        if column == "item":
+            is_late = pyarrow.compute.greater(batch.column("end_us"), as_of_us)
+            items = items.filter(pyarrow.compute.and_(is_late, items.is_valid())).unique()
+        else:
+            items = items.flatten().unique()
+        h1, h2 = hash_items(items)
+        chosen = numpy.isin(h1, wanted) if column == "items" else numpy.ones(len(h1), numpy.bool_)
+        columns = (
+            pyarrow.array(h1[chosen]),
+            pyarrow.array(h2[chosen]),
+            items.filter(pyarrow.array(chosen)),
+        )
+        yield "items", pyarrow.Table.from_arrays(list(columns), schema=ITEM)
 
 
 def _name_items(carry: Carry) -> pyarrow.Table:
@@ -193,11 +189,11 @@ def _name_items(carry: Carry) -> pyarrow.Table:
     pending, as_of_us = carry.pending, carry.kept.as_of_us
     told = [ITEM.empty_table()]
     if pending.num_rows:
-        step = ItemStep("items", pending, as_of_us)
+        step = partial(find_items, "items", pending, as_of_us)
         found = carry.engine.scan("items that are pending", carry.changes.parts, step)
         told += [found["items"]] if "items" in found else []
     found = carry.engine.scan(
-        "items of later actions", carry.actions.parts, ItemStep("item", pending, as_of_us)
+        "items of later actions", carry.actions.parts, partial(find_items, "item", pending, as_of_us)
     )
     told += [found["items"]] if "items" in found else []
     wanted = set(zip(pending.column("h1").to_pylist(), pending.column("h2").to_pylist(), strict=True))
