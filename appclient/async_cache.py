@@ -86,9 +86,7 @@ class AsyncDatabase:
 
 class AsyncCache:
     """Cached reads of the objects in ``freshness.toml``, for one event loop: its connections belong to that loop.
-
-    ``async with await AsyncCache.open(...) as cache`` closes them at the end.
-    """
+    ``async with await AsyncCache.open(...) as cache`` closes them at the end."""
 
     def __init__(self, blocking: Cache) -> None:
         """See `open`."""
@@ -143,10 +141,8 @@ class AsyncCache:
         return found
 
     def loader(self, object_name: str) -> Callable[[AsyncFunction], AsyncFunction]:
-        """Decorator: this coroutine function builds the composite object from its key; see `Cache.loader`.
-
-        It is called with an `AsyncLoaderConnection`.
-        """
+        """Decorator: this coroutine function builds the composite object from its key; see `Cache.loader`. It is
+        called with an `AsyncLoaderConnection`."""
 
         def register(function: AsyncFunction) -> AsyncFunction:
             def load(connection: LoaderConnection, *values: Any) -> Any:

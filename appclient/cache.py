@@ -203,10 +203,7 @@ class Cache:
 
     def of(self, object_name: str, model: type[Model]) -> TypedObject[Model]:
         """Reads of one object whose values are instances of ``model``: a dataclass, a TypedDict, an attrs class, a
-        struct of msgspec or a model of pydantic.
-
-        Raises `ConfigError` for an unknown object and for another class.
-        """
+        struct of msgspec or a model of pydantic. Raises `ConfigError` for an unknown object and for another class."""
         return TypedObject(self, self.lookups.entry(object_name).name, model)
 
     def database(self, keyspace: str | None = None) -> Database:
@@ -225,9 +222,7 @@ class Cache:
 
     def column_types(self, lineage: str, table: str) -> Mapping[str, str]:
         """The type of each column of a table of a shard, asked again after each statement that changes the table.
-
-        Raises as a read of the database, and `SourceUnavailable` while no server is known to show the change.
-        """
+        Raises as a read of the database, and `SourceUnavailable` while no server is known to show the change."""
         return self._pipeline.columns.find(lineage, table)
 
     def close(self) -> None:

@@ -34,11 +34,9 @@ Reads = TypeVar("Reads", AsyncRequestReads, RequestReads)
 def cache_lifespan(
     path: str | PathLike[str] = "freshness.toml", *, in_threads: bool = False, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
-    """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end.
-
-    ``in_threads``: a `Cache`, for endpoints that are ordinary functions. ``options``: arguments of `Cache.open`. An
-    application with a lifespan of its own enters this one inside, and adds what it yields to its own state.
-    """
+    """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end. ``in_threads``: a
+    `Cache`, for endpoints that are ordinary functions. ``options``: arguments of `Cache.open`. An application with a
+    lifespan of its own enters this one inside, and adds what it yields to its own state."""
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[Mapping[str, Any]]:
@@ -56,11 +54,9 @@ def cache_lifespan(
 
 
 class ReadYourWrites:
-    """Middleware: the reads of a request have the commits of its client's earlier ones.
-
-    The commits of an endpoint are in the cookie and in the header of its response. A response that is streamed has
-    the commits from before its first byte.
-    """
+    """Middleware: the reads of a request have the commits of its client's earlier ones. The commits of an endpoint
+    are in the cookie and in the header of its response. A response that is streamed has the commits from before its
+    first byte."""
 
     def __init__(self, app: ASGIApp, *, cookie: TokenCookie) -> None:
         self.app, self.cookie = app, cookie
@@ -105,10 +101,8 @@ class ReadYourWrites:
 
 
 async def request_reads(connection: HTTPConnection) -> AsyncRequestReads:
-    """A dependency of FastAPI, ``Depends(request_reads)``, or a function of a request: its reads.
-
-    A coroutine, because FastAPI sends a plain function to a thread for each request.
-    """
+    """A dependency of FastAPI, ``Depends(request_reads)``, or a function of a request: its reads. A coroutine,
+    because FastAPI sends a plain function to a thread for each request."""
     return _find(connection, AsyncRequestReads)
 
 

@@ -43,10 +43,8 @@ class _Reads(Protocol):
 
 def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Model]:
     """A function from a cached value to an instance of ``model``. It raises `FormatError` if the value does not fit.
-    Raises `ConfigError` for a class that nothing can be converted to.
-
-    Integers and texts are converted to booleans, enumerations and numbers, since MySQL has no type for some of these.
-    """
+    Raises `ConfigError` for a class that nothing can be converted to. Integers and texts are converted to booleans,
+    enumerations and numbers, since MySQL has no type for some of these."""
     errors: tuple[type[Exception], ...] = (msgspec.ValidationError,)
     if get_origin(model) is list:
         of_item = find_converter(object_name, get_args(model)[0])

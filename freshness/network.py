@@ -62,10 +62,8 @@ class ThreadGate:
 
 
 class NameWatch:
-    """The addresses that names have, for connections that are kept. Safe for threads.
-
-    A name is looked up again in the background, so that nobody waits for a resolver that hangs.
-    """
+    """The addresses that names have, for connections that are kept. Safe for threads. A name is looked up again in
+    the background, so that nobody waits for a resolver that hangs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -171,11 +169,9 @@ class Network:
         raise failure or OSError(f"{host} has no address")
 
     def run_all(self, functions: Sequence[Callable[[], Result]]) -> list[Result | FreshnessError]:
-        """The results of functions that wait side by side, or their errors; none runs after the return.
-
-        A signal handler that raises in the middle would leave locks of ``threading`` and ``concurrent`` locked, and
-        the process could not end. Each step here is atomic.
-        """
+        """The results of functions that wait side by side, or their errors; none runs after the return. A signal
+        handler that raises in the middle would leave locks of ``threading`` and ``concurrent`` locked, and the
+        process could not end. Each step here is atomic."""
         waiting = deque(enumerate(functions))
         outcomes: dict[int, tuple[Result | FreshnessError] | BaseException] = {}
         ended: SimpleQueue[None] = SimpleQueue()

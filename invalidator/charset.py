@@ -78,11 +78,9 @@ def find_charset(collation: int, flavor: str) -> str:
 
 @lru_cache(maxsize=64)
 def find_codec(charset: str) -> str | None:
-    """Python's codec for the text of rows; None for ``binary``, and for a character set that Python lacks.
-
-    For some characters Python's table and the server's differ: ``invalidator.binlog.wire.fieldvalue`` has the
-    server's, for keys.
-    """
+    """Python's codec for the text of rows; None for ``binary``, and for a character set that Python lacks. For some
+    characters Python's table and the server's differ: ``invalidator.binlog.wire.fieldvalue`` has the server's, for
+    keys."""
     codec = _CODECS.get(charset, charset)
     try:
         return codecs.lookup(codec).name if codec else None

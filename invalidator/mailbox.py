@@ -47,10 +47,7 @@ def measure(transactions: Sequence[Transaction]) -> tuple[int, int]:
 
 class Mailbox(Generic[Mail]):
     """Bounded by the number of transactions and by their rows and bytes, which ``measure`` counts for several
-    together.
-
-    `put` and `fail` belong to the reader, `take` to the caller, `close` to either.
-    """
+    together. `put` and `fail` belong to the reader, `take` to the caller, `close` to either."""
 
     def __init__(
         self,

@@ -97,10 +97,8 @@ def find_xid(sql: str) -> Xid | None:
 
 
 def tables_changed_by(sql: str, database: str, default_database: str, tables: Set[str]) -> frozenset[str]:
-    """The tables, of those asked for, whose rows the statement may have changed. Never too few.
-
-    ``default_database`` is the one that the statement ran in; ``tables`` are bare names in ``database``.
-    """
+    """The tables, of those asked for, whose rows the statement may have changed. Never too few. ``default_database``
+    is the one that the statement ran in; ``tables`` are bare names in ``database``."""
     whole = _VERSIONED_WHOLE.fullmatch(sql.strip())
     if whole is not None and "*/" not in whole[1] and not _VERSIONED_OPEN.search(whole[1]):
         # One versioned comment and nothing else: its content was executed, or nothing was.

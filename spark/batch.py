@@ -27,14 +27,12 @@ CHANGES: Final = StructType(
 )
 
 
-def to_batches(
-    rows: Iterable[tuple[Any, ...]], schema: pyarrow.Schema, rows_max: int = BATCH_ROWS
-) -> Iterator[pyarrow.RecordBatch]:
+def to_batches(rows: Iterable[tuple[Any, ...]], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     """Rows as batches of a bounded size."""
     held: list[tuple[Any, ...]] = []
     for row in rows:
         held.append(row)
-        if len(held) == rows_max:
+        if len(held) == BATCH_ROWS:
             yield _to_batch(held, schema)
             held = []
     if held:

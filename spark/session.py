@@ -52,10 +52,8 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 def open_session(
     name: str, master: str | None = None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX
 ) -> SparkSession:
-    """The session, on ``master``, else on that of spark-submit, else on this machine.
-
-    Raises `ConfigError` if Java is missing.
-    """
+    """The session, on ``master``, else on that of spark-submit, else on this machine. Raises `ConfigError` if Java is
+    missing."""
     is_submitted = _SUBMITTED in os.environ
     chosen = master or (None if is_submitted else LOCAL_MASTER)
     builder = SparkSession.builder.appName(name)
@@ -90,11 +88,9 @@ def using_session(
 
 
 def require_encryption(session: SparkSession, servers: Iterable[ServerAddress | NodeLogin]) -> None:
-    """Closures carry how to log in to ``servers``, and Spark writes closures to sockets and to disks.
-
-    Raises `ConfigError` if one has a password, and not only the place of one, and the session is of a cluster that
-    encrypts neither.
-    """
+    """Closures carry how to log in to ``servers``, and Spark writes closures to sockets and to disks. Raises
+    `ConfigError` if one has a password, and not only the place of one, and the session is of a cluster that encrypts
+    neither."""
     conf = session.conf
     passwords = [each.password for each in servers]
     has_secret = any(each and not isinstance(each, PasswordFile | PasswordCommand) for each in passwords)

@@ -116,11 +116,9 @@ def _wait_ready(descriptor: int, reads: bool, writes: bool, seconds: float | Non
 
 
 class AwaitingSocket(socket.socket):
-    """A socket that waits by `await_`. Its descriptor never blocks; its time-out is kept here.
-
-    Its loop receives what is awaited, and goes on watching it: to begin takes longer than the rest of a wait. It ends
-    when something comes which nobody awaits.
-    """
+    """A socket that waits by `await_`. Its descriptor never blocks; its time-out is kept here. Its loop receives what
+    is awaited, and goes on watching it: to begin takes longer than the rest of a wait. It ends when something comes
+    which nobody awaits."""
 
     _seconds: float | None = None
     _loop: asyncio.AbstractEventLoop | None = None

@@ -27,10 +27,8 @@ PROBE_SECONDS: Final = 0.25
 
 
 class Breakers:
-    """The breakers of all nodes, for all readers of a process.
-
-    ``open_node`` gives a connection to a node that blocks, for ``probe``, the request that it is asked with.
-    """
+    """The breakers of all nodes, for all readers of a process. ``open_node`` gives a connection to a node that
+    blocks, for ``probe``, the request that it is asked with."""
 
     def __init__(self, names: Iterable[str], open_node: Callable[[str], CacheNode], probe: Request) -> None:
         self.opened: dict[str, bool] = dict.fromkeys(names, False)
@@ -80,10 +78,8 @@ class Breakers:
 
 
 class GuardedNode:
-    """One reader's connection to a node; see `freshness.algorithm.node.CacheNode`.
-
-    A time-out opens the breaker. A failure that is quick, such as a refused connection, costs nobody anything.
-    """
+    """One reader's connection to a node; see `freshness.algorithm.node.CacheNode`. A time-out opens the breaker. A
+    failure that is quick, such as a refused connection, costs nobody anything."""
 
     def __init__(self, node: CacheNode, breakers: Breakers) -> None:
         self.name = node.name

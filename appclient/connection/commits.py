@@ -35,11 +35,9 @@ COMMITTED_SQL: Final = {
 
 
 def find_transaction(connection: Any) -> bool | None:
-    """Whether a transaction is open, as the driver says; None if it cannot (mysqlclient).
-
-    mysql-connector has ``in_transaction``. pymysql keeps the status of the last answer without rows. Without
-    autocommit a statement with rows, such as INSERT … RETURNING, may have begun a transaction since then.
-    """
+    """Whether a transaction is open, as the driver says; None if it cannot (mysqlclient). mysql-connector has
+    ``in_transaction``. pymysql keeps the status of the last answer without rows. Without autocommit a statement with
+    rows, such as INSERT … RETURNING, may have begun a transaction since then."""
     status = getattr(connection, "server_status", None)
     if isinstance(status, int):
         if status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
@@ -72,10 +70,8 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
 
 
 async def ask_committed(connection: Any, flavor: str) -> str:
-    """The GTIDs that the session of asyncmy or aiomysql has committed, for `Database.commit_token_of`.
-
-    Raises `ConfigError` if a transaction is open. Errors of the driver come out as they are.
-    """
+    """The GTIDs that the session of asyncmy or aiomysql has committed, for `Database.commit_token_of`. Raises
+    `ConfigError` if a transaction is open. Errors of the driver come out as they are."""
     _require_no_transaction(connection)
     async with connection.cursor() as cursor:
         await cursor.execute(COMMITTED_SQL[flavor])
@@ -98,10 +94,8 @@ def _require_no_transaction(connection: Any) -> None:
 
 
 class GtidConnection(pymysql.Connection):
-    """A pymysql connection to MySQL that takes the GTIDs of its commits from the server's answers to them.
-
-    So a commit token costs no statement. Raises `SourceUnsuitable` if the server does not send them, as MariaDB.
-    """
+    """A pymysql connection to MySQL that takes the GTIDs of its commits from the server's answers to them. So a
+    commit token costs no statement. Raises `SourceUnsuitable` if the server does not send them, as MariaDB."""
 
     def __init__(self, *args: Any, client_flag: int = 0, **kwargs: Any) -> None:
         self._committed: Position = empty_position("mysql")
@@ -160,10 +154,8 @@ class GtidConnection(pymysql.Connection):
 
 
 def find_gtids(message: bytes) -> Iterator[str]:
-    """The GTIDs in the end of an OK packet: the server's message, then the changes of the session's state.
-
-    See "OK_Packet" and "Session state information" in the documentation of MySQL's protocol. Raises `FormatError`.
-    """
+    """The GTIDs in the end of an OK packet: the server's message, then the changes of the session's state. See
+    "OK_Packet" and "Session state information" in the documentation of MySQL's protocol. Raises `FormatError`."""
     _, at = _read_text(message, 0)
     changes, _ = _read_text(message, at)
     at = 0

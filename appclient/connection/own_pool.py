@@ -44,10 +44,6 @@ def _call(method: Callable[..., Any], *args: Any) -> Any:
     return method(*args)
 
 
-def _never() -> bool:
-    return False
-
-
 def _is_exhausted(pool: Any) -> bool:
     """Whether SQLAlchemy's pool has lent all that it may. Pools of other classes open as many as are asked for."""
     most = getattr(pool, "_max_overflow", -1)
@@ -78,7 +74,7 @@ class OwnPool:
     discard: Callable[[Any], None]
     error: type[Exception]
     call: Callable[..., Any] = _call
-    is_exhausted: Callable[[], bool] = _never
+    is_exhausted: Callable[[], bool] = lambda: False
 
     @classmethod
     def of(cls, source: Any, network: Network = BLOCKING) -> OwnPool:
@@ -304,11 +300,9 @@ class BorrowingPool:
         self._set_up_sql = set_up_sql(flavor, timeout_seconds, None)
 
     def take(self) -> BorrowedConnection | None:
-        """None for a read inside another one while the pool has nothing left: the caller opens a connection itself.
-
-        A few are discarded that were closed while idle, or that may have a temporary table. Raises
-        `SourceUnavailable`, its `ConnectionsExhausted`, and `SourceUnsuitable`.
-        """
+        """None for a read inside another one while the pool has nothing left: the caller opens a connection itself. A
+        few are discarded that were closed while idle, or that may have a temporary table. Raises `SourceUnavailable`,
+        its `ConnectionsExhausted`, and `SourceUnsuitable`."""
         for _ in range(IDLE_MAX - 1):
             if is_nested() and self._pool.is_exhausted():
                 return None

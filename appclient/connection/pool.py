@@ -41,10 +41,8 @@ def is_nested() -> bool:
 
 class Pool(Generic[Kept]):
     """At most ``size`` are in use at a time, but for reads inside others. The one that was used last is taken first.
-
     ``name``: text for a connection in messages. A forked process neither uses nor closes its parent's connections
-    (F46).
-    """
+    (F46)."""
 
     lends_idle = True
     """Whether one may have been closed while nobody used it."""
@@ -73,10 +71,8 @@ class Pool(Generic[Kept]):
         return self.size - len(self._idle) + len(self._extra)
 
     def take(self) -> Kept | None:
-        """One that is kept, or None: then the caller opens one. `give_back` must follow in either case.
-
-        Raises `ConnectionsExhausted` if all are in use for `WAIT_SECONDS`.
-        """
+        """One that is kept, or None: then the caller opens one. `give_back` must follow in either case. Raises
+        `ConnectionsExhausted` if all are in use for `WAIT_SECONDS`."""
         if self._process != os.getpid():
             self._forget()
         try:

@@ -36,11 +36,8 @@ TURN_SECONDS: Final = 3600.0
 @dataclass(frozen=True, slots=True)
 class QueryExtras:
     """``event_token``: read before the rows; None if it was not requested, the server has none, or a proxy asked two
-    servers.
-
-    ``fresher``: True if the rows contain all of the token that was sent; None if that is unknown. ``server``: the
-    server that answered.
-    """
+    servers. ``fresher``: True if the rows contain all of the token that was sent; None if that is unknown.
+    ``server``: the server that answered."""
 
     event_token: EventToken | None
     fresher: bool | None
@@ -95,11 +92,9 @@ def describe_problem(error: Exception, address: ServerAddress, doing: str) -> Fr
 
 
 class LoaderConnection:
-    """A loader's read-only view of one snapshot, on one connection to each shard that may hold the object's rows.
-
-    As a rule that is one shard. Queries that a loader starts side by side, in threads, greenlets or tasks, run one
-    after the other: an answer belongs to the query before it.
-    """
+    """A loader's read-only view of one snapshot, on one connection to each shard that may hold the object's rows. As
+    a rule that is one shard. Queries that a loader starts side by side, in threads, greenlets or tasks, run one after
+    the other: an answer belongs to the query before it."""
 
     __slots__ = ("_connections", "_ended_by", "_gate", "_is_busy", "failure", "is_in_step", "is_reusable")
 
@@ -122,11 +117,8 @@ class LoaderConnection:
         return cls(*(connection for part in parts for connection in part._connections), network=network)
 
     def query(self, sql: str, params: Params = None) -> list[Row]:
-        """All rows of one SELECT; on several shards, the rows of all, shard by shard.
-
-        Raises `SourceUnsuitable` for a statement that does not only read, `ConfigError` after the loader's end or
-        an interruption.
-        """
+        """All rows of one SELECT; on several shards, the rows of all, shard by shard. Raises `SourceUnsuitable` for a
+        statement that does not only read, `ConfigError` after the loader's end or an interruption."""
         require_read(sql)
         with self._turn():
             self.is_in_step = False

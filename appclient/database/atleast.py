@@ -42,11 +42,8 @@ _ENCLOSING: Final[ContextVar[Mapping[str, EventToken]]] = ContextVar("enclosing"
 @contextmanager
 def enclosed_by(lineage: str, token: EventToken | None, at_least: EventToken | None = None) -> Iterator[None]:
     """Reads of a shard in here are parts of a value that was read at ``token``, so they have its commits (F18), and
-    those that were asked of the value.
-
-    The value is invalidated by what comes after its token alone. A part that lacks an earlier change would stay old:
-    a node that is behind may still have it as a hit.
-    """
+    those that were asked of the value. The value is invalidated by what comes after its token alone. A part that
+    lacks an earlier change would stay old: a node that is behind may still have it as a hit."""
     before = _ENCLOSING.get()
     asked = [each for each in (before.get(lineage), token, at_least) if each is not None]
     reset = _ENCLOSING.set({**before, lineage: _join(lineage, asked)} if asked else before)

@@ -25,9 +25,7 @@ whether it still is late."""
 
 class ServerChoice:
     """The servers of a shard, and what this process knows of them. ``zone``: this process's own, "" for none.
-
-    ``below`` gives a random number below its argument. Safe for threads: a lost update only costs a read.
-    """
+    ``below`` gives a random number below its argument. Safe for threads: a lost update only costs a read."""
 
     def __init__(
         self,

@@ -108,10 +108,8 @@ class Database:
 
     def commit_token_of(self, gtids: str, *, shard: str | None = None) -> CommitToken | None:
         """The same for ``gtids`` that the application read after its commit, as an asynchronous driver demands:
-        ``@@last_gtid`` (MariaDB) or ``@@global.gtid_executed`` (MySQL).
-
-        Raises `FormatError` for another text, and as `commit_token` if no server returns the epoch.
-        """
+        ``@@last_gtid`` (MariaDB) or ``@@global.gtid_executed`` (MySQL). Raises `FormatError` for another text, and as
+        `commit_token` if no server returns the epoch."""
         database = self.find_shard(shard)
         position = parse_position(self.keyspace.gtid_flavor, gtids)
         return (
@@ -139,10 +137,8 @@ class Database:
         servers: Servers | None = None,
     ) -> tuple[Result, list[EventToken | None]]:
         """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
-
         ``at_least``: commits that the snapshot has, by lineage; ``required`` and ``servers``: see
-        `ShardDatabase.run_showing`. Raises `SourceUnavailable` if no server shows the commits.
-        """
+        `ShardDatabase.run_showing`. Raises `SourceUnavailable` if no server shows the commits."""
         if len(lineages) == 1:
             only = lineages[0]
             shard = self.shards[only]

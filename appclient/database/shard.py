@@ -376,9 +376,7 @@ class ShardDatabase(ShardServers):
         self, connection: Connection, address: ServerAddress, asked: EventToken | None
     ) -> tuple[EventToken | None, str]:
         """As `read_token`, of a server that shows the commits of ``asked``. Raises `Behind` if no server is known to.
-
-        The last replica before the primary waits for them. On the primary they may be of the past.
-        """
+        The last replica before the primary waits for them. On the primary they may be of the past."""
         token, server = self.read_token(connection)
         if token is not None:
             self._choice.note_position(address, token.position)
@@ -432,10 +430,8 @@ class ShardDatabase(ShardServers):
 
     def find_epoch(self) -> int:
         """The epoch of the shard's history, as of a second ago or later. An older epoch is safe: reads with such a
-        commit token go to the primary.
-
-        Raises `SourceUnavailable`, and `SourceUnsuitable` if no invalidator has prepared the shard.
-        """
+        commit token go to the primary. Raises `SourceUnavailable`, and `SourceUnsuitable` if no invalidator has
+        prepared the shard."""
         known, now = self._epoch, self._access.clock()
         if known is not None and 0 <= now - known[1] < EPOCH_SECONDS:
             return known[0]

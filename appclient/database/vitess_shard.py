@@ -23,10 +23,8 @@ Result = TypeVar("Result")
 
 
 class VitessShardDatabase(ShardDatabase):
-    """One shard behind a vtgate, read from the tablets of the type that its stream comes from.
-
-    vtgate chooses a tablet for each transaction: see ``freshness.database.vitess``.
-    """
+    """One shard behind a vtgate, read from the tablets of the type that its stream comes from. vtgate chooses a
+    tablet for each transaction: see ``freshness.database.vitess``."""
 
     def __init__(self, flavor: str, shard: Shard, access: ServerAccess = DEFAULTS) -> None:
         super().__init__(flavor, shard, access)
@@ -57,11 +55,9 @@ class VitessShardDatabase(ShardDatabase):
         required: Required = NOTHING_REQUIRED,
         servers: Servers | None = None,
     ) -> tuple[Result, EventToken | None]:
-        """Run ``load`` in one transaction on one tablet, with the token that was read before it.
-
-        The token is None if vtgate changed the tablet. If the tablet is not known to show ``at_least``,
-        ``load`` runs again on the primary tablet; if it does not show ``required``, it runs only there.
-        """
+        """Run ``load`` in one transaction on one tablet, with the token that was read before it. The token is None if
+        vtgate changed the tablet. If the tablet is not known to show ``at_least``, ``load`` runs again on the primary
+        tablet; if it does not show ``required``, it runs only there."""
         of_primary = self._of_primary
 
         def read(

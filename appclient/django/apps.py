@@ -104,10 +104,8 @@ class FreshnessConfig(AppConfig):
     verbose_name = "freshness"
 
     def ready(self) -> None:
-        """Read the setting and the file, and look at each cached model. Opens no connection.
-
-        Raises `ConfigError` for a mistake in either, and for a field whose values would not be those of the ORM.
-        """
+        """Read the setting and the file, and look at each cached model. Opens no connection. Raises `ConfigError` for
+        a mistake in either, and for a field whose values would not be those of the ORM."""
         self._opening = threading.Lock()
         self._types: dict[tuple[ModelObject, str], tuple[Mapping[str, str], dict[str, type] | None]] = {}
         log.debug("%d models are cached", len(self.objects))
@@ -147,10 +145,8 @@ class FreshnessConfig(AppConfig):
 
     def column_types(self, subject: ModelObject, lineages: Collection[str]) -> dict[str, type] | None:
         """By column of the model, the type of its values in these shards. None for a table that was changed under
-        this process, so that the ORM must read it now, or is not the same in all of them.
-
-        Raises `ConfigError` for a column whose values would not be those of the ORM, and as `Cache.column_types`.
-        """
+        this process, so that the ORM must read it now, or is not the same in all of them. Raises `ConfigError` for a
+        column whose values would not be those of the ORM, and as `Cache.column_types`."""
         first, *others = [self._types_in(subject, lineage) for lineage in lineages]
         return first if all(each == first for each in others) else None
 

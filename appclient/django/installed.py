@@ -15,9 +15,7 @@ def get_app() -> Any:
 
 
 def get_cache() -> Cache:
-    """The cache of this process, for objects of several tables: opened at the first call.
-
-    Raises `ConfigError` as `Cache.open` does, and LookupError as `get_app`.
-    """
+    """The cache of this process, for objects of several tables: opened at the first call. Raises `ConfigError` as
+    `Cache.open` does, and LookupError as `get_app`."""
     cache: Cache = get_app().cache
     return cache

@@ -21,10 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class ReadYourWritesMiddleware:
-    """Near the top of MIDDLEWARE: what the others and the view have committed is in the cookie of the response.
-
-    A response that is streamed has the commits from before its first byte.
-    """
+    """Near the top of MIDDLEWARE: what the others and the view have committed is in the cookie of the response. A
+    response that is streamed has the commits from before its first byte."""
 
     sync_capable = True
     async_capable = True

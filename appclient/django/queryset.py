@@ -237,10 +237,8 @@ class CachedManager(_Manager):
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         """By primary key, those objects of the list that exist: from the cache, with one request for each node.
-
         Without a list, and by another field, the ORM reads them, as inside a transaction that has written. Raises
-        ConfigError and OperationalError as `get` does.
-        """
+        ConfigError and OperationalError as `get` does."""
         found: dict[Any, Any] = self.all().in_bulk(id_list, field_name=field_name)
         return found
 
@@ -263,10 +261,8 @@ class CachedManager(_Manager):
 
 def have_read_cache(model: type[Model]) -> None:
     """Have the managers of a model read the cache, as if they were derived from `CachedManager`; and foreign keys to
-    it, if its first manager has all rows. Its migrations stay as they are.
-
-    Raises `ConfigError` for a manager or a query set with a ``get`` of its own, which a hit would pass by.
-    """
+    it, if its first manager has all rows. Its migrations stay as they are. Raises `ConfigError` for a manager or a
+    query set with a ``get`` of its own, which a hit would pass by."""
     options: Any = model._meta
     local = {manager.name: manager for manager in options.local_managers}
     first = options.default_manager

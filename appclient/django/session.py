@@ -242,10 +242,8 @@ def is_special(connection: Any) -> bool:
 
 
 def take_tokens(session: Session, cache: Cache, places: DjangoDatabases, seconds: float) -> None:
-    """Add the commits of the session's connections to it, which then reads its own writes.
-
-    Raises Django's errors of the database, and those of `Database.commit_token_of`: then the commits stay pending.
-    """
+    """Add the commits of the session's connections to it, which then reads its own writes. Raises Django's errors of
+    the database, and those of `Database.commit_token_of`: then the commits stay pending."""
     for connection in list(session.written):
         if is_dirty(connection):
             continue

@@ -49,9 +49,7 @@ class _Known:
 
 class ColumnTypes:
     """The columns of tables, as this process knows them. Safe for threads; ``clock`` counts seconds.
-
-    ``without_record_seconds``: how long it is valid after no open record was seen.
-    """
+    ``without_record_seconds``: how long it is valid after no open record was seen."""
 
     def __init__(
         self,
@@ -81,11 +79,9 @@ class ColumnTypes:
                     self._floors[lineage] = _join(of_nodes.values())
 
     def find(self, lineage: str, table: str) -> Mapping[str, str]:
-        """The type of each column of a table of this shard, as information_schema has it; the same mapping until
-        one changes. A TIMESTAMP that became a DATETIME is still called so: a hit of a moment ago has it in UTC.
-
-        Raises what the shard raises, and `SourceUnavailable` for a table that changes all the time.
-        """
+        """The type of each column of a table of this shard, as information_schema has it; the same mapping until one
+        changes. A TIMESTAMP that became a DATETIME is still called so: a hit of a moment ago has it in UTC. Raises
+        what the shard raises, and `SourceUnavailable` for a table that changes all the time."""
         floors, known, now = self._floors.get(lineage), self._known.get((lineage, table)), self._clock()
         if known is not None:
             is_young = now - known.asked_at < AGAIN_SECONDS

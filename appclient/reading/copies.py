@@ -30,10 +30,8 @@ class _Copy:
 
 
 class Copies:
-    """At most ``bytes_max`` of them; the one that was made first goes first. Safe for threads.
-
-    ``ages``: by object, the age in seconds below which a copy is served at once, and that during another's fill.
-    """
+    """At most ``bytes_max`` of them; the one that was made first goes first. Safe for threads. ``ages``: by object,
+    the age in seconds below which a copy is served at once, and that during another's fill."""
 
     def __init__(
         self, bytes_max: int, clock: Callable[[], float], ages: Mapping[str, tuple[float, float]] = {}

@@ -30,10 +30,8 @@ WAIT_SECONDS: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One load of one key, and its end: a value, an error, or neither if its reader was interrupted.
-
-    ``lookup``: the key, with all that its readers require of the rows.
-    """
+    """One load of one key, and its end: a value, an error, or neither if its reader was interrupted. ``lookup``: the
+    key, with all that its readers require of the rows."""
 
     gate: Gate
     lookup: Lookup
@@ -81,10 +79,8 @@ class Flights:
         self._process = os.getpid()
 
     def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS) -> list[Loaded]:
-        """Answer a `Load` step. An error of a load that is shared is raised by all its readers.
-
-        Reads inside a loader share nothing: they would wait for each other. Nor do reads that ask for commits.
-        """
+        """Answer a `Load` step. An error of a load that is shared is raised by all its readers. Reads inside a loader
+        share nothing: they would wait for each other. Nor do reads that ask for commits."""
         if at_least or is_nested():
             return self._load(lookups, at_least)
         if self._process != os.getpid():
@@ -175,10 +171,8 @@ class Flights:
 
 
 def _own_error(error: Exception) -> Exception:
-    """A copy without the frames of another reader's request, and with nothing that two readers would both change.
-
-    The same error if its class does not let itself be copied.
-    """
+    """A copy without the frames of another reader's request, and with nothing that two readers would both change. The
+    same error if its class does not let itself be copied."""
     try:
         mine = copy.copy(error)
     except Exception:  # noqa: BLE001 - a class of the application, with arguments of its own

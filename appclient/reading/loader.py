@@ -57,10 +57,8 @@ class ObjectLoader:
         self._function = function
 
     def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS) -> list[Loaded]:
-        """One `Loaded` for each lookup, in order. ``at_least``: by lineage, commits that each value has.
-
-        Raises what the database or the composite's loader raises.
-        """
+        """One `Loaded` for each lookup, in order. ``at_least``: by lineage, commits that each value has. Raises what
+        the database or the composite's loader raises."""
         if self._definition.config.is_composite:
             return [self._load_composite(lookup, at_least) for lookup in lookups]
         if self._definition.config.is_list:

@@ -41,11 +41,8 @@ AGAIN_SECONDS: Final = 10.0
 
 
 class Lookups:
-    """The objects by name. Safe for threads.
-
-    ``find_columns``: in the place of the databases' schemas. The schema of a keyspace whose database does not answer
-    at first is read by the first read of one of its objects.
-    """
+    """The objects by name. Safe for threads. ``find_columns``: in the place of the databases' schemas. The schema of
+    a keyspace whose database does not answer at first is read by the first read of one of its objects."""
 
     def __init__(
         self, config: Config, databases: Mapping[str, Database], find_columns: KeyColumns | None = None

@@ -49,10 +49,8 @@ class CachedSelect:
         event.listen(self._sessions, "do_orm_execute", self._record)
 
     def get(self, session: Session, *key: Any) -> Any:
-        """The only instance, or None. With an ``AsyncSession``: ``await session.run_sync(x.get, key)``.
-
-        Raises ``MultipleResultsFound`` for several.
-        """
+        """The only instance, or None. With an ``AsyncSession``: ``await session.run_sync(x.get, key)``. Raises
+        ``MultipleResultsFound`` for several."""
         found = self.all(session, *key)
         if len(found) > 1:
             raise MultipleResultsFound(f"{len(found)} rows were found where one was required")

@@ -41,11 +41,8 @@ Answered = TypeVar("Answered")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Vitals:
-    """The present state of a cache, to be looked at at any time.
-
-    ``breakers``: by node, whether its breaker is open. ``pools``: pools of connections by name: "nodes", or the
-    "host:port" of a server.
-    """
+    """The present state of a cache, to be looked at at any time. ``breakers``: by node, whether its breaker is open.
+    ``pools``: pools of connections by name: "nodes", or the "host:port" of a server."""
 
     config: Config
     breakers: Mapping[str, bool] = field(default_factory=dict)
@@ -91,10 +88,8 @@ PrimaryResult: TypeAlias = Literal["read", "bounded", "waited"]
 
 
 class Observer:
-    """Called by one cache for each step, in the thread of the read; methods have to return soon.
-
-    Each method does nothing here. The answer of ``begin_…`` is handed to the ``end_…`` or ``fail_…`` that follows.
-    """
+    """Called by one cache for each step, in the thread of the read; methods have to return soon. Each method does
+    nothing here. The answer of ``begin_…`` is handed to the ``end_…`` or ``fail_…`` that follows."""
 
     def begin_read(self, lookups: Sequence[Lookup]) -> Any:
         """A `Cache.get` or `Cache.get_many` of one object."""
@@ -234,10 +229,8 @@ def observed_loads(observer: Observer, load: Load) -> Load:
 
 
 class ObservedNode:
-    """One reader's connection to a node, with the observer told of each answer; see `CacheNode`.
-
-    A flow's time is from the beginning of its sending to the end of its answers.
-    """
+    """One reader's connection to a node, with the observer told of each answer; see `CacheNode`. A flow's time is
+    from the beginning of its sending to the end of its answers."""
 
     def __init__(self, node: CacheNode, observer: Observer) -> None:
         self.name = node.name

@@ -50,11 +50,9 @@ _CURRENT: Final[ContextVar[_Begun | None]] = ContextVar("freshness_span", defaul
 
 
 class OpenTelemetry:
-    """Metrics and spans of one cache or several, for ``telemetry=`` of `Cache.open`.
-
-    The providers are the global ones by default; a no-op provider leaves out its half. ``shows_keys``: spans have the
-    keys that were read, and the messages of errors.
-    """
+    """Metrics and spans of one cache or several, for ``telemetry=`` of `Cache.open`. The providers are the global
+    ones by default; a no-op provider leaves out its half. ``shows_keys``: spans have the keys that were read, and the
+    messages of errors."""
 
     def __init__(
         self,
@@ -290,9 +288,8 @@ class _OpenTelemetryObserver(Observer):
         if span.is_recording():
             span.set_attributes({**self._of(lookups), "freshness.keys": len(lookups)})
             if self._shows_keys:
-                span.set_attribute(
-                    "freshness.key", [_show_key(lookup) for lookup in lookups[:KEYS_SHOWN_MAX]]
-                )
+                keys = [",".join(map(str, lookup.values)) for lookup in lookups[:KEYS_SHOWN_MAX]]
+                span.set_attribute("freshness.key", keys)
         begun = _Begun(span, parent)
         if span.get_span_context().is_valid:
             begun.context = otel_context.attach(trace.set_span_in_context(span))
@@ -324,7 +321,3 @@ class _OpenTelemetryObserver(Observer):
 
 def _of_server(server: ServerAddress, flavor: str) -> Attributes:
     return {"db.system.name": flavor, "server.address": server.host, "server.port": server.port}
-
-
-def _show_key(lookup: Lookup) -> str:
-    return ",".join(map(str, lookup.values))

@@ -107,9 +107,7 @@ def _gauge(meaning: str, mode: Any, *labels: str) -> Any:
 
 class _Metrics:
     """One set for each registry, in which each has the name of its attribute behind ``freshness_client_``.
-
-    ``namespace``: ``cache.namespace`` of the configuration.
-    """
+    ``namespace``: ``cache.namespace`` of the configuration."""
 
     reads: Counter = _counter("Keys that were read, by outcome.", "object", "outcome")
     read_errors: Counter = _counter("Calls of get and get_many that raised, by class.", "object", "error")
@@ -195,10 +193,8 @@ class _Metrics:
 
 class PrometheusTelemetry:
     """Metrics of one cache or several, for ``telemetry=`` of `Cache.open`. ``registry``: by default the global one.
-
     One for each registry: caches share it. Raises `ConfigError` if the registry has the metrics of another one. In
-    prometheus_client's multiprocess mode, values are up to a second old.
-    """
+    prometheus_client's multiprocess mode, values are up to a second old."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._living = Living()

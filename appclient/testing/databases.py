@@ -34,9 +34,7 @@ class Commit:
 
 class FakeDatabases:
     """The servers of one shard, with files in ``folder``. ``on_commit``: called behind each commit that changed rows.
-
-    ``log``: all commits since the schema was created.
-    """
+    ``log``: all commits since the schema was created."""
 
     def __init__(
         self, folder: Path, flavor: str, shard: Shard, schema: str, on_commit: Callable[[], None]

@@ -34,10 +34,8 @@ from freshness.config.server import ServerAddress
 
 class CachedTestCase(TransactionTestCase):
     """Each test has a system of its own, ``system``, with the tables of the models. At its end the test fails if the
-    cache has a hit that differs from the primary.
-
-    The databases of DATABASES that are servers of ``freshness.toml``, by host and port, are those of the system.
-    """
+    cache has a hit that differs from the primary. The databases of DATABASES that are servers of ``freshness.toml``,
+    by host and port, are those of the system."""
 
     databases: frozenset[str] = frozenset()
     """None of the settings: the runner makes none, and Django refuses connections to the others."""

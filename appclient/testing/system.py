@@ -117,10 +117,8 @@ class FakeSystem:
 
     async def open_async(self) -> AsyncCache:
         """An `AsyncCache` of this loop, in the place of `AsyncCache.open`, with the nodes and databases of `cache`.
-
         Other tasks run when a read of the database begins and ends, and when a reader waits. Needs the extra
-        ``async``.
-        """
+        ``async``."""
         from appclient.testing.loop import open_on_loop
 
         opened = open_on_loop(self._make_cache, self.sleep)
@@ -211,10 +209,8 @@ class FakeSystem:
     # -- what is asked -----------------------------------------------------------------------------------------
 
     def find_stale(self) -> list[str]:
-        """Hits that are not what the primary has, of all keys that were read, after everything has come to rest.
-
-        An application gets such a hit if its loader reads data that is not in the object's members.
-        """
+        """Hits that are not what the primary has, of all keys that were read, after everything has come to rest. An
+        application gets such a hit if its loader reads data that is not in the object's members."""
         self.mend_node()
         self.start_replication()
         self.start_invalidator()

@@ -139,10 +139,7 @@ class RequestReads(_Reads[Cache]):
         return TypedObject(self, self.cache.of(object_name, model).name, model)
 
     def committed(self, connection: Any, *, keyspace: str | None = None, shard: str | None = None) -> None:
-        """Tell that the connection has committed.
-
-        The arguments and the errors are those of `Database.commit_token`.
-        """
+        """The connection has committed. The arguments and the errors are those of `Database.commit_token`."""
         self.add(self.cache.database(keyspace).commit_token(connection, shard=shard))
 
 
@@ -156,19 +153,15 @@ class AsyncRequestReads(_Reads["AsyncCache"]):
     async def committed(
         self, connection: Any, *, keyspace: str | None = None, shard: str | None = None
     ) -> None:
-        """Tell that the connection, of asyncmy or aiomysql, has committed.
-
-        The arguments and the errors are those of `Database.commit_token`.
-        """
+        """Tell that the connection, of asyncmy or aiomysql, has committed. The arguments and the errors are those of
+        `Database.commit_token`."""
         database = self.cache.database(keyspace)
         gtids = await ask_committed(connection, database.gtid_flavor)
         self.add(await database.commit_token_of(gtids, shard=shard))
 
 
 def find_etag(value: Any) -> str:
-    """A strong entity tag of a value that was read. A response with the same tag would have the same value.
-
-    It is made of the value itself. So ``304 Not Modified`` says no more than the read behind it, which is as fresh as
-    that of a whole response. Raises `FormatError` for a value that cannot be cached.
-    """
+    """A strong entity tag of a value that was read. A response with the same tag would have the same value. It is
+    made of the value itself. So ``304 Not Modified`` says no more than the read behind it, which is as fresh as that
+    of a whole response. Raises `FormatError` for a value that cannot be cached."""
     return f'"{hashlib.blake2b(encode_value(value), digest_size=_ETAG_BYTES).hexdigest()}"'

@@ -24,10 +24,8 @@ _PURPOSE: Final = b"freshness commit token 1\0"
 
 
 def sign_commit_token(token: CommitToken, secret: bytes, *, clock: Callable[[], float] = time.time) -> str:
-    """The token as a text for a cookie or a header: itself, the time, and a signature (HMAC-SHA256).
-
-    ``clock``: seconds since 1970. Raises `ConfigError` for a short secret, `FormatError` above 3,800 bytes.
-    """
+    """The token as a text for a cookie or a header: itself, the time, and a signature (HMAC-SHA256). ``clock``:
+    seconds since 1970. Raises `ConfigError` for a short secret, `FormatError` above 3,800 bytes."""
     body = f"{token.format()}.{int(clock())}"
     text = f"{body}.{_signature(body, secret)}"
     if len(text) > SIGNED_BYTES_MAX:
@@ -41,10 +39,8 @@ def sign_commit_token(token: CommitToken, secret: bytes, *, clock: Callable[[], 
 def parse_signed_commit_token(
     text: str, secret: bytes, *, age_seconds_max: float, clock: Callable[[], float] = time.time
 ) -> CommitToken:
-    """Read what `sign_commit_token` wrote with the same secret, no longer ago than that.
-
-    Raises `ConfigError` for a short secret, and `FormatError` for anything else: forged, cut, or expired.
-    """
+    """Read what `sign_commit_token` wrote with the same secret, no longer ago than that. Raises `ConfigError` for a
+    short secret, and `FormatError` for anything else: forged, cut, or expired."""
     body, _, signature = text.strip().rpartition(".")
     if not hmac.compare_digest(_bytes(signature), _bytes(_signature(body, secret))):
         raise FormatError(

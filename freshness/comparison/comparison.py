@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, encode_wanted, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
@@ -34,6 +34,7 @@ from freshness.comparison.entry import (
     read_items,
 )
 from freshness.comparison.scope import ComparisonScope
+from freshness.database.primary import Primary
 from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
@@ -103,16 +104,6 @@ RowsFound: TypeAlias = Mapping[bytes, Sequence[DatabaseRow]]
 """By identity. More than one: the row is in several shards, since it moves between them."""
 
 
-class PrimaryReader(Protocol):
-    """The reads that a comparison needs of a primary; see `freshness.database.primary.Primary`."""
-
-    def read_rows(
-        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
-    ) -> Mapping[bytes, DatabaseRow]: ...
-
-    def read_position(self) -> Position: ...
-
-
 @dataclass(slots=True)
 class Suspect:
     """An entry that differed from its row. ``entry`` has no value any more: many are held, and a value can have a
@@ -135,8 +126,8 @@ class Comparison:
         self,
         scope: ComparisonScope,
         find_node: Callable[[str], CacheNode],
-        find_primary: Callable[[str], PrimaryReader],
-        find_replicas: Callable[[str], Mapping[str, PrimaryReader]] = lambda _: {},
+        find_primary: Callable[[str], Primary],
+        find_replicas: Callable[[str], Mapping[str, Primary]] = lambda _: {},
     ) -> None:
         self._scope = scope
         self._find_node = find_node
@@ -247,7 +238,7 @@ class Comparison:
 
 
 def _read_rows(
-    primaries: Iterable[PrimaryReader], definition: ObjectDefinition, entries: Sequence[NodeEntry]
+    primaries: Iterable[Primary], definition: ObjectDefinition, entries: Sequence[NodeEntry]
 ) -> RowsFound:
     keys = [key for entry in entries if (key := find_key_values(definition, entry.identity)) is not None]
     found: dict[bytes, list[DatabaseRow]] = {}

@@ -133,10 +133,8 @@ def _find_policy(definition: ObjectDefinition, values: Sequence[object], filled:
 
 
 def find_key_values(definition: ObjectDefinition, identity: bytes) -> tuple[Any, ...] | None:
-    """The key that an entry's identity spells, as values for a query; None if it is not a key of the object.
-
-    The fine spelling of a key column equals, for the database, every value that is spelled so.
-    """
+    """The key that an entry's identity spells, as values for a query; None if it is not a key of the object. The fine
+    spelling of a key column equals, for the database, every value that is spelled so."""
     try:
         values = definition.builder.parse(identity[4:])
         if definition.identity(definition.builder.build(values)) != identity:

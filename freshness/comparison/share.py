@@ -6,10 +6,8 @@ import math
 
 
 def wilson_bounds(count: int, of: int, z: float) -> tuple[float, float]:
-    """The bounds of the share that ``count`` of ``of`` speak for, by Wilson; 0 and 1 if nothing was counted.
-
-    ``z``: how sure, as a quantile of the normal distribution.
-    """
+    """The bounds of the share that ``count`` of ``of`` speak for, by Wilson; 0 and 1 if nothing was counted. ``z``:
+    how sure, as a quantile of the normal distribution."""
     if not of:
         return 0.0, 1.0
     share, square = count / of, z**2

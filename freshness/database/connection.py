@@ -286,11 +286,9 @@ def replicated_position(connection: Connection, flavor: str) -> Position:
 
 
 def server_identity(connection: Connection, flavor: str) -> str:
-    """The name by which a server is known again, also after a restart and under another address.
-
-    MySQL: its server_uuid. MariaDB: server id, host and port, since a server that replaces another one may have its
-    server id; and the uid that it makes of its machine, if any. Errors come out as they are.
-    """
+    """The name by which a server is known again, also after a restart and under another address. MySQL: its
+    server_uuid. MariaDB: server id, host and port, since a server that replaces another one may have its server id;
+    and the uid that it makes of its machine, if any. Errors come out as they are."""
     if flavor == "mysql":
         [(identity,)] = read_rows(connection, "SELECT @@global.server_uuid")
         return str(identity).lower()
@@ -313,10 +311,8 @@ def order_rows(order: Iterable[tuple[str, bool]], limit: int) -> str:
 
 def match_keys(columns: Sequence[str], count: int) -> str:
     """The condition of a statement for ``count`` keys of these columns; its parameters are their values, key by key.
-
     It has no row constructors. MariaDB converts the text in those to the character set of another column, and then
-    does not find the row.
-    """
+    does not find the row."""
     names = [quote_name(column) for column in columns]
     if len(names) == 1 and count > 1:
         return f"{names[0]} IN ({', '.join(['%s'] * count)})"

@@ -108,11 +108,8 @@ class HeartbeatWriter:
         self._execute(_CREATE_EPOCH)
 
     def prepare(self) -> None:
-        """`create`; put the number of the topology in force; delete
-        rows that are a day old.
-
-        Raises `SourceUnavailable`, or `SourceUnsuitable` if the account lacks a privilege.
-        """
+        """`create`; put the number of the topology in force; delete rows that are a day old. Raises
+        `SourceUnavailable`, or `SourceUnsuitable` if the account lacks a privilege."""
         self.create()
         if self._deployment["topology"] != 1:
             self._execute(_RAISE_TOPOLOGY, self._deployment)
@@ -123,10 +120,7 @@ class HeartbeatWriter:
 
     def rehearse(self) -> None:
         """Have the server refuse what it would refuse to `prepare`, `beat` or `raise_epoch`. It changes nothing and
-        logs nothing.
-
-        Raises as `prepare`: the account lacks a privilege, or the server is read-only.
-        """
+        logs nothing. Raises as `prepare`: the account lacks a privilege, or the server is read-only."""
         self._execute("PREPARE freshness_rehearsal FROM %s", (_CREATE,))  # refused where CREATE would be
         row = {
             "id": self._instance,

@@ -57,10 +57,8 @@ class Pulse:
         self._writer.close()
 
     def find_begun(self, sequence: int) -> float | None:
-        """When this process began to write that heartbeat; None if it did not, or long ago.
-
-        The stream often brings a heartbeat before its commit has returned here, and one whose answer was lost.
-        """
+        """When this process began to write that heartbeat; None if it did not, or long ago. The stream often brings a
+        heartbeat before its commit has returned here, and one whose answer was lost."""
         with self._lock:
             return self._begun.get(sequence, _NEVER)[0]
 

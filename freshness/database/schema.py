@@ -228,10 +228,8 @@ def load_registry(
     previous: Mapping[str, ObjectDefinition] = {},
 ) -> dict[str, ObjectDefinition]:
     """The objects of the configuration, or of those keyspaces, with the key columns of the primaries' schema.
-
     ``lineage``: the shard that is asked, if not any that serves. ``previous``: see `build_registry`. Raises
-    `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`.
-    """
+    `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`."""
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
     def find_columns(

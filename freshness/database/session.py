@@ -93,10 +93,8 @@ shows, without a privilege, which ones are left; what resets the session drops t
 
 def set_up_sql(flavor: str, timeout_seconds: float, database: str | None) -> str:
     """One statement that sets the variables of a read. ``timeout_seconds``: bound of each statement, in seconds.
-
     ``database``: the one that a session of this library has, also after `reset_session`; None for a session of the
-    application, whose values `put_back_sql` restores.
-    """
+    application, whose values `put_back_sql` restores."""
     values = {"milliseconds": timeout_seconds * 1000, "seconds": timeout_seconds}
     new = [f"SESSION {name} = {value.format(**values)}" for name, value in VARIABLES[flavor].items()]
     if database is None:

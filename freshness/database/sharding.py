@@ -76,11 +76,9 @@ def weigh_loosely(text: str) -> bytes:
 
 
 def keyspace_id(function: str, value: object) -> bytes:
-    """The keyspace id of a value, 8 bytes long for ``hash``, ``xxhash``, ``numeric`` and ``reverse_bits``.
-
-    Raises `ConfigError` for an unknown function or a missing package, `FormatError` for a value that it does not
-    take: NULL, float, bool, a Decimal with a fraction, a number beyond 64 bits, text it cannot weigh.
-    """
+    """The keyspace id of a value, 8 bytes long for ``hash``, ``xxhash``, ``numeric`` and ``reverse_bits``. Raises
+    `ConfigError` for an unknown function or a missing package, `FormatError` for a value that it does not take: NULL,
+    float, bool, a Decimal with a fraction, a number beyond 64 bits, text it cannot weigh."""
     try:
         compute = FUNCTIONS[function]
     except KeyError:
@@ -96,43 +94,17 @@ def _hash(value: object) -> bytes:
     return _NULL_KEY.encryptor().update((number & UNSIGNED_MAX).to_bytes(8, "big"))
 
 
-def _numeric(value: object) -> bytes:
-    return _to_number(value, "numeric").to_bytes(8, "big")
-
-
-def _reverse_bits(value: object) -> bytes:
-    return int(f"{_to_number(value, 'reverse_bits'):064b}"[::-1], 2).to_bytes(8, "big")
-
-
-def _binary(value: object) -> bytes:
-    return _to_bytes(value, "binary")
-
-
-def _binary_md5(value: object) -> bytes:
-    return _md5(_to_bytes(value, "binary_md5"))
-
-
-def _xxhash(value: object) -> bytes:
-    return _xxh64(_to_bytes(value, "xxhash"))
-
-
-def _unicode_loose_md5(value: object) -> bytes:
-    return _md5(weigh_loosely(_to_text(value, "unicode_loose_md5")))
-
-
-def _unicode_loose_xxhash(value: object) -> bytes:
-    return _xxh64(weigh_loosely(_to_text(value, "unicode_loose_xxhash")))
-
-
 FUNCTIONS: Final[Mapping[str, Callable[[object], bytes]]] = {
-    "binary": _binary,
-    "binary_md5": _binary_md5,
+    "binary": lambda value: _to_bytes(value, "binary"),
+    "binary_md5": lambda value: _md5(_to_bytes(value, "binary_md5")),
     "hash": _hash,
-    "numeric": _numeric,
-    "reverse_bits": _reverse_bits,
-    "unicode_loose_md5": _unicode_loose_md5,
-    "unicode_loose_xxhash": _unicode_loose_xxhash,
-    "xxhash": _xxhash,
+    "numeric": lambda value: _to_number(value, "numeric").to_bytes(8, "big"),
+    "reverse_bits": lambda value: int(f"{_to_number(value, 'reverse_bits'):064b}"[::-1], 2).to_bytes(
+        8, "big"
+    ),
+    "unicode_loose_md5": lambda value: _md5(weigh_loosely(_to_text(value, "unicode_loose_md5"))),
+    "unicode_loose_xxhash": lambda value: _xxh64(weigh_loosely(_to_text(value, "unicode_loose_xxhash"))),
+    "xxhash": lambda value: _xxh64(_to_bytes(value, "xxhash")),
 }
 
 

@@ -37,10 +37,8 @@ _HEARTBEATS: Final = f"SELECT id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE
 
 @dataclass(frozen=True, slots=True)
 class VitessShard:
-    """One shard and which of its tablets to read. ``lineage``: name in the invalidator's configuration.
-
-    ``tablet``: the alias of one tablet (``zone1-101``), which Vitess 24 and later can target.
-    """
+    """One shard and which of its tablets to read. ``lineage``: name in the invalidator's configuration. ``tablet``:
+    the alias of one tablet (``zone1-101``), which Vitess 24 and later can target."""
 
     keyspace: str
     shard: str
@@ -83,10 +81,8 @@ def readable(shard: Shard) -> ServerAddress:
 
 
 def read_purged(shard: Shard) -> Position:
-    """The transactions that a tablet of the shard, of its stream's type, has in no binary log any more.
-
-    Raises `SourceUnavailable`, `SourceUnsuitable`.
-    """
+    """The transactions that a tablet of the shard, of its stream's type, has in no binary log any more. Raises
+    `SourceUnavailable`, `SourceUnsuitable`."""
     address = readable(shard)
     with connected(address, "reading what was purged") as connection:
         [(text,)] = read_rows(connection, "SELECT @@global.gtid_purged")
@@ -123,12 +119,9 @@ def on_one_tablet(connection: Connection, shard: VitessShard) -> Iterator[Tablet
 def read_with_token(
     connection: Connection, shard: VitessShard, read: Callable[[Connection], Result]
 ) -> tuple[Result, EventToken | None]:
-    """The result of ``read``, and a token whose position all of the result reflects.
-
-    A value without a token must not be cached (`TabletRead`). ``read`` uses the connection and neither commits nor
-    chooses another database. The connection stays on the shard. Errors of pymysql and of ``read`` come out as they
-    are.
-    """
+    """The result of ``read``, and a token whose position all of the result reflects. A value without a token must not
+    be cached (`TabletRead`). ``read`` uses the connection and neither commits nor chooses another database. The
+    connection stays on the shard. Errors of pymysql and of ``read`` come out as they are."""
     with on_one_tablet(connection, shard) as tablet:
         result = read(connection)
     return result, tablet.token

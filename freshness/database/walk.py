@@ -100,9 +100,7 @@ def read_floor(connection: Connection, flavor: str, shard: Shard) -> EventToken:
 @contextmanager
 def reading_above(connection: Connection, flavor: str, shard: Shard) -> Iterator[EventToken]:
     """`read_floor`, for what is read in here. The reads of a shard of Vitess are in a transaction, on one tablet.
-
-    Raises `SourceUnavailable` at the end where vtgate changed the tablet: then what was read counts for nothing.
-    """
+    Raises `SourceUnavailable` at the end where vtgate changed the tablet: then what was read counts for nothing."""
     if shard.vtgate is None:
         yield read_floor(connection, flavor, shard)
         return

@@ -23,10 +23,8 @@ _KEYSPACE: Final = re.compile(r"keyspace=(.*)")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A complete file, by its name: the ordinals of its first and last transaction.
-
-    A file with ``last`` < ``first`` has no transaction. It marks the begin of a lineage's archive.
-    """
+    """A complete file, by its name: the ordinals of its first and last transaction. A file with ``last`` < ``first``
+    has no transaction. It marks the begin of a lineage's archive."""
 
     path: Path
     lineage_hash: str
@@ -65,11 +63,8 @@ def find_files(folder: Path) -> list[ArchiveFile]:
 
 
 def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
-    """The files of ``paths`` that count, of each lineage in the order of the ordinals.
-
-    A file whose transactions all lie within a larger one was merged into that and waits to be deleted: it does not
-    count.
-    """
+    """The files of ``paths`` that count, of each lineage in the order of the ordinals. A file whose transactions all
+    lie within a larger one was merged into that and waits to be deleted: it does not count."""
     found = [file for file in map(parse_name, paths) if file is not None]
     found.sort(key=lambda file: (file.keyspace, file.lineage_hash, file.first, -file.last))
     kept: list[ArchiveFile] = []

@@ -54,11 +54,8 @@ def hash_item(item: bytes) -> int:
 
 class Recorder:
     """``sample``: the share of items recorded, from 0 to 1. Safe for several threads. See
-    `freshness.algorithm.witness`.
-
-    It begins with its first action, and again after `close` and in a forked process, each time as a new client.
-    ``on_drop`` is called with the number of dropped actions; it must return soon.
-    """
+    `freshness.algorithm.witness`. It begins with its first action, and again after `close` and in a forked process,
+    each time as a new client. ``on_drop`` is called with the number of dropped actions; it must return soon."""
 
     def __init__(
         self,

@@ -71,10 +71,8 @@ class KeyBuilder:
         return self._prefix
 
     def build(self, values: Sequence[object]) -> CacheKey:
-        """The key of these values, in the order of the columns.
-
-        Raises `FormatError` for a wrong number of values, NULL, or a value that does not fit its column.
-        """
+        """The key of these values, in the order of the columns. Raises `FormatError` for a wrong number of values,
+        NULL, or a value that does not fit its column."""
         # Nearly every read: no spelling, no escaping. Not for bytes, whose members are integers too.
         if self._takes_one_integer and type(values) in _PLAIN_SEQUENCES and len(values) == 1:
             value = values[0]
@@ -84,11 +82,9 @@ class KeyBuilder:
         return self._build(values)
 
     def parse(self, identity: bytes) -> tuple[Any, ...]:
-        """The values that an identity stands for, in the order of the columns: what the database is asked for.
-
-        Raises `FormatError` for a value that the column cannot hold; another `ValueError`, or `ArithmeticError`, for
-        bytes that are not an identity of this object.
-        """
+        """The values that an identity stands for, in the order of the columns: what the database is asked for. Raises
+        `FormatError` for a value that the column cannot hold; another `ValueError`, or `ArithmeticError`, for bytes
+        that are not an identity of this object."""
         parts = identity.decode("ascii").split(":")
         return tuple(column.parse(part) for column, part in zip(self.columns, parts, strict=True))
 

@@ -104,18 +104,13 @@ class KeyColumn:
 
     @property
     def ignores_ascii_case(self) -> bool:
-        """True iff A equals a, for all of ASCII and whatever stands beside it, for certain.
-
-        Only collations without a language: a Turkish one distinguishes I from i, a Danish one may distinguish aA
-        from aa.
-        """
+        """True iff A equals a, for all of ASCII and whatever stands beside it, for certain. Only collations without a
+        language: a Turkish one distinguishes I from i, a Danish one may distinguish aA from aa."""
         return _PLAIN_CASELESS.fullmatch(self.collation) is not None
 
     def pad(self, value: bytes) -> bytes:
-        """The value of a BINARY(n) as the table holds it: the binlog library strips zero bytes at the end.
-
-        For callers that read row images; other columns and longer values come back unchanged.
-        """
+        """The value of a BINARY(n) as the table holds it: the binlog library strips zero bytes at the end. For
+        callers that read row images; other columns and longer values come back unchanged."""
         return value.ljust(self.length, b"\0")
 
     def spell(self, value: object) -> tuple[str, str]:

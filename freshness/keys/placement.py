@@ -27,11 +27,8 @@ _POINTS_PER_DIGEST: Final = 16
 
 
 class Placement:
-    """A fixed ring over node names. The order of ``nodes`` does not matter.
-
-    ``namespace`` goes into `ring_version` only. Raises `ConfigError` for no nodes, one named twice, or a name
-    that is empty or holds blanks.
-    """
+    """A fixed ring over node names. The order of ``nodes`` does not matter. ``namespace`` goes into `ring_version`
+    only. Raises `ConfigError` for no nodes, one named twice, or a name that is empty or holds blanks."""
 
     __slots__ = ("_borders", "_owners", "nodes", "ring_version")
 

@@ -44,10 +44,8 @@ class DumpingNode(Protocol):
 def open_dump(
     node: DumpingNode, namespace: str, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Iterator[bytes]]:
-    """The keys of entries, without stripes and node records, as they come in the dump.
-
-    Raises `NodeUnavailable` if the dump is cut or the crawler stays busy, `NodeUnsuitable` if it is off.
-    """
+    """The keys of entries, without stripes and node records, as they come in the dump. Raises `NodeUnavailable` if
+    the dump is cut or the crawler stays busy, `NodeUnsuitable` if it is off."""
     with tempfile.TemporaryFile() as spool:
         for _ in range(BUSY_RETRIES_MAX):
             spool.seek(0)
@@ -125,10 +123,7 @@ def require_listing(access: NodeAccess) -> None:
 @contextmanager
 def open_entry_keys(access: NodeAccess, name: str, namespace: str) -> Iterator[Iterator[bytes]]:
     """The keys of entries, without stripes and node records. An entry that is there all the while is among them; one
-    can come twice.
-
-    Raises `NodeUnavailable` if not all are listed, `NodeUnsuitable` if the node lists none.
-    """
+    can come twice. Raises `NodeUnavailable` if not all are listed, `NodeUnsuitable` if the node lists none."""
     require_listing(access)
     seconds = TIMEOUT_SECONDS
     with closing(open_node(access, name, connect_timeout_seconds=seconds, timeout_seconds=seconds)) as node:

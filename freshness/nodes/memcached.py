@@ -61,11 +61,9 @@ PROXY_HINT: Final = (
 
 
 class MemcachedNode(ServerNode[socket.socket, Plan]):
-    """A connection to one memcached server; see `freshness.algorithm.node.CacheNode`.
-
-    ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. The credentials are those of memcached's ``-Y``
-    file. The first `send` on a connection asks the server for its version and for CAS, in two round trips.
-    """
+    """A connection to one memcached server; see `freshness.algorithm.node.CacheNode`. ``name``: ``host:port``,
+    ``[ipv6]:port`` or the path of a socket. The credentials are those of memcached's ``-Y`` file. The first `send` on
+    a connection asks the server for its version and for CAS, in two round trips."""
 
     technology = "memcached"
     unreachable_hint = UNREACHABLE_HINT
@@ -294,11 +292,8 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
             self._write_piece(connection, piece)
 
     def _write_piece(self, connected: socket.socket, commands: list[bytes]) -> None:
-        """Write commands of any size without waiting for a server that itself waits for us to read.
-
-        The server read all of the previous flow before it gave its last answer, so there is room for the beginning
-        of a flow.
-        """
+        """Write commands of any size without waiting for a server that itself waits for us to read. The server read
+        all of the previous flow before it gave its last answer, so there is room for the beginning of a flow."""
         self._receive_bytes = RECEIVE_BYTES
         if self._reach.make_tls is not None:
             self._write_and_read(connected, _pack_records(commands))
@@ -368,10 +363,8 @@ def _texts(stats: Mapping[bytes, object]) -> dict[str, str]:
 
 
 def _wait_in_kernel(connected: socket.socket, timeout_seconds: float) -> bool:
-    """Let the kernel bound each wait, if it can: Python's own timeouts cost a ``poll`` before every call.
-
-    Not for TLS, nor for sockets that another library has put in the place of Python's (gevent), which would
-    wait without end.
+    """Let the kernel bound each wait, if it can: Python's own timeouts cost a ``poll`` before every call. Not for
+    TLS, nor for sockets that another library has put in the place of Python's (gevent), which would wait without end.
     """
     if sys.platform != "linux" or type(connected).recv is not _socket.socket.recv:
         return False
@@ -384,12 +377,9 @@ def _wait_in_kernel(connected: socket.socket, timeout_seconds: float) -> bool:
 
 
 def _pack_records(commands: Sequence[bytes]) -> list[bytes]:
-    """Pieces to write one by one over TLS, each of whole commands.
-
-    memcached goes to sleep over what it has decrypted and not yet parsed, until more arrives: measured on
-    1.6.18, a pipeline hangs when a record ends within a command, and never when records end where commands
-    do.
-    """
+    """Pieces to write one by one over TLS, each of whole commands. memcached goes to sleep over what it has decrypted
+    and not yet parsed, until more arrives: measured on 1.6.18, a pipeline hangs when a record ends within a command,
+    and never when records end where commands do."""
     records: list[bytes] = []
     record: list[bytes] = []
     record_bytes = 0

@@ -45,10 +45,8 @@ class _Entry(NamedTuple):
 
 
 class MemoryStore:
-    """The memory of one node, shared by any number of `MemoryNode` connections, from any thread.
-
-    ``capacity_items`` None: nothing is ever evicted. ``down``: no connection gets an answer.
-    """
+    """The memory of one node, shared by any number of `MemoryNode` connections, from any thread. ``capacity_items``
+    None: nothing is ever evicted. ``down``: no connection gets an answer."""
 
     def __init__(
         self,
@@ -104,10 +102,8 @@ class MemoryStore:
         return None if entry is None else self._item(entry)
 
     def state(self) -> Hashable:
-        """Everything a later answer depends on, except the clock: for an explorer that remembers its states.
-
-        The order of use is part of it only where something can be evicted.
-        """
+        """Everything a later answer depends on, except the clock: for an explorer that remembers its states. The
+        order of use is part of it only where something can be evicted."""
         items = tuple(self._entries.items())
         return (
             items if self.capacity_items is not None else tuple(sorted(items)),

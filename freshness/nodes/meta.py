@@ -78,12 +78,9 @@ class ReplyKind(IntEnum):
 
 @dataclass(slots=True)
 class Plan:
-    """How the answer to a flow is to be read.
-
-    ``replies``: one per request; already right for the quiet ones, of which usually nothing is heard.
-    ``awaited``: answers of the node, with the index of the request; for a fence the index after its run. None if
-    every request is a `Get`, and ``replies`` is empty then.
-    """
+    """How the answer to a flow is to be read. ``replies``: one per request; already right for the quiet ones, of
+    which usually nothing is heard. ``awaited``: answers of the node, with the index of the request; for a fence the
+    index after its run. None if every request is a `Get`, and ``replies`` is empty then."""
 
     requests: Sequence[Request]
     replies: list[Reply]

@@ -45,6 +45,7 @@ from freshness.errors import (
 )
 from freshness.network import Network
 from freshness.nodes.scripts import (
+    ITEM_BYTES_MAX,
     SCRIPTS,
     TOO_LARGE,
     Answers,
@@ -107,11 +108,8 @@ class _Credentials(CredentialProvider):
 
 
 class RedisNode(ServerNode[AbstractConnection, _Pending]):
-    """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`.
-
-    ``name``: ``host:port``. An empty user of the credentials is the default one. ``item_bytes_max``: a longer item is
-    refused, as memcached does, so that both backends cache the same. ``make_connection``: replaces connecting by
-    name, e.g. by fakeredis.
+    """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`. ``name``: ``host:port``. An empty
+    user of the credentials is the default one. ``make_connection``: replaces connecting by name, e.g. by fakeredis.
     """
 
     technology = "redis"
@@ -124,7 +122,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         name: str,
         reach: Reach | None = None,
         *,
-        item_bytes_max: int = 1_048_576,
         make_connection: Callable[[], AbstractConnection] | None = None,
     ) -> None:
         super().__init__(name, reach)
@@ -133,7 +130,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port")
         if make_connection is None:
             self._place = host.strip("[]"), int(port)
-        self._item_bytes_max = item_bytes_max
         self._make_connection = make_connection or self._connect_by_name
         self._replication = b""
         """The ``master_replid`` of the server when the connection was opened."""
@@ -174,11 +170,11 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         for request in requests:
             is_asked |= isinstance(request, Get)
             try:
-                own_commands, decode = encode(request, self._item_bytes_max, self._find_data)
+                own_commands, decode = encode(request, self._find_data)
             except TooLarge as error:
                 raise NodeUnavailable(
                     f"redis {self.name} was not given {error} bytes: {TOO_LARGE}",
-                    hint=f"items have at most {self._item_bytes_max} bytes",
+                    hint=f"items have at most {ITEM_BYTES_MAX} bytes",
                 ) from None
             commands += own_commands
             pending.append((len(own_commands), decode))

@@ -55,6 +55,8 @@ NO_VERSION: Final = 0
 """The version of an item that others wrote: no item of ours has it, so no compare-and-swap matches it."""
 
 TOO_LARGE: Final = "object too large for cache"
+ITEM_BYTES_MAX: Final = 1_048_576
+"""A longer item is refused, as memcached does, so that both backends cache the same."""
 
 GET_SCRIPT: Final = """
 local item = redis.call('GET', KEYS[1])
@@ -172,12 +174,10 @@ class TooLarge(Exception):
 # -- requests to commands ------------------------------------------------------------------------------
 
 
-def encode(
-    request: Request, item_bytes_max: int, find_data: Callable[[], bytes]
-) -> tuple[Sequence[Command], DecodeAnswers]:
+def encode(request: Request, find_data: Callable[[], bytes]) -> tuple[Sequence[Command], DecodeAnswers]:
     """The commands for a request, and the function that decodes their answers. ``find_data``: returns the
     ``master_replid`` of the connection. Raises `FormatError` for a key or TTL that no node takes, and `TooLarge` for
-    an `Add` of more than ``item_bytes_max``."""
+    an `Add` of more than `ITEM_BYTES_MAX`."""
     key = request.key
     check_key(key)
     if isinstance(request, Get):
@@ -194,10 +194,10 @@ def encode(
             return [("DEL", key)], _decode_deleted
         return [_script(DELETE_SCRIPT, key, _encode_version(request.version))], _decode_compared
     if isinstance(request, Append):
-        limit = item_bytes_max - len(key)
+        limit = ITEM_BYTES_MAX - len(key)
         return [_script(APPEND_SCRIPT, key, _draw_version(), request.value, limit)], _decode_appended
     ttl_ms = _ttl_ms(request.ttl_seconds)
-    is_too_large = len(key) + len(request.value) + HEADER_BYTES > item_bytes_max
+    is_too_large = len(key) + len(request.value) + HEADER_BYTES > ITEM_BYTES_MAX
     if isinstance(request, Add):
         if is_too_large:
             raise TooLarge(len(request.value))

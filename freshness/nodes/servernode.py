@@ -31,10 +31,8 @@ Awaited = TypeVar("Awaited")
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How a node is reached. ``timeout_seconds`` bounds each wait for the server to take or give the next bytes.
-
     ``make_tls`` and ``credentials``, user and password, are asked at each connection; a `ConfigError` of theirs is a
-    node that is unavailable.
-    """
+    node that is unavailable."""
 
     connect_timeout_seconds: float = 1.0
     timeout_seconds: float = 1.0

@@ -30,10 +30,8 @@ class KeyFinder:
         return frozenset(self._by_table)
 
     def find(self, transaction: Transaction) -> tuple[dict[bytes, None], dict[str, str]]:
-        """(items of both images of every change, tables whose floor must be raised with the reason).
-
-        Items are in the order of the changes, so that a run can be repeated exactly.
-        """
+        """(items of both images of every change, tables whose floor must be raised with the reason). Items are in the
+        order of the changes, so that a run can be repeated exactly."""
         # A source that was asked for keys has found them already.
         items: dict[bytes, None] = dict.fromkeys(transaction.items)
         raised = {

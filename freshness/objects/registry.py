@@ -32,10 +32,8 @@ KeyspaceId = Callable[[str, object], bytes]
 
 @dataclass(frozen=True, slots=True)
 class ShardFinder:
-    """Finds the shard of a key. ``place``: index of the sharding column among the key's columns.
-
-    ``policies``: the object's policy in each serving shard, by key range.
-    """
+    """Finds the shard of a key. ``place``: index of the sharding column among the key's columns. ``policies``: the
+    object's policy in each serving shard, by key range."""
 
     place: int
     column: KeyColumn
@@ -56,11 +54,9 @@ class ShardFinder:
 
 @dataclass(frozen=True, slots=True)
 class ObjectDefinition:
-    """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order.
-
-    ``policy`` is of the object in all serving shards. ``shards`` is None if the key does not name the shard, or
-    if there is one shard: then each entry depends on every serving shard.
-    """
+    """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order. ``policy`` is of
+    the object in all serving shards. ``shards`` is None if the key does not name the shard, or if there is one shard:
+    then each entry depends on every serving shard."""
 
     config: ObjectConfig
     policy: ObjectPolicy

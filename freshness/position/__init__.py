@@ -33,10 +33,8 @@ _EMPTY: Final[dict[str, Position]] = {"mysql": MysqlGtidSet(), "mariadb": Mariad
 
 
 def parse_position(flavor: str, text: str) -> Position:
-    """Read a position from text, as a server of this flavor prints it (Vitess prefixes are accepted).
-
-    Raises `FormatError` for malformed text or an unknown flavor, `FlavorMismatch` for text of the other one.
-    """
+    """Read a position from text, as a server of this flavor prints it (Vitess prefixes are accepted). Raises
+    `FormatError` for malformed text or an unknown flavor, `FlavorMismatch` for text of the other one."""
     kind = type(empty_position(flavor))
     assert issubclass(kind, MysqlGtidSet | MariadbPosition)
     return kind.parse(text)
@@ -44,10 +42,7 @@ def parse_position(flavor: str, text: str) -> Position:
 
 def parse_gtid(flavor: str, text: str) -> Position:
     """Read the GTID of one transaction, as its event in the log names it: ``UUID:NUMBER``, ``UUID:TAG:NUMBER`` or
-    ``DOMAIN-SERVER-NUMBER``.
-
-    Raises `FormatError` for anything else, more than one GTID included.
-    """
+    ``DOMAIN-SERVER-NUMBER``. Raises `FormatError` for anything else, more than one GTID included."""
     position = parse_position(flavor, text)
     if flavor == "mysql":
         intervals = [each for source in position.intervals().values() for each in source]
@@ -61,10 +56,8 @@ def parse_gtid(flavor: str, text: str) -> Position:
 
 
 def decode_position(data: bytes) -> Position:
-    """Read a position from what `Position.encode` wrote; its first byte says which flavor.
-
-    Raises `FormatError` for bytes that are cut, too long, malformed, or of another version.
-    """
+    """Read a position from what `Position.encode` wrote; its first byte says which flavor. Raises `FormatError` for
+    bytes that are cut, too long, malformed, or of another version."""
     start = data[0] if data else None
     if start == ENCODED_MYSQL:
         return MysqlGtidSet.decode(data)

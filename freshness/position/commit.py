@@ -44,18 +44,13 @@ class CommitToken:
         return cls(tuple(by_lineage[name] for name in sorted(by_lineage)))
 
     def union(self, other: CommitToken) -> CommitToken:
-        """The commits of both.
-
-        If a lineage has two epochs the lower one stays. Nothing of the present epoch compares with it, so reads go
-        to the primary. Raises `FlavorMismatch` if one lineage has positions of two flavors.
-        """
+        """The commits of both. If a lineage has two epochs the lower one stays. Nothing of the present epoch compares
+        with it, so reads go to the primary. Raises `FlavorMismatch` if one lineage has positions of two flavors."""
         return CommitToken.of((*self.tokens, *other.tokens))
 
     def format(self) -> str:
-        """The text form: safe in URLs, headers and cookies. It is not signed, see ``appclient.web.signed``.
-
-        Raises `FormatError` above ``ENCODED_BYTES_MAX`` bytes.
-        """
+        """The text form: safe in URLs, headers and cookies. It is not signed, see ``appclient.web.signed``. Raises
+        `FormatError` above ``ENCODED_BYTES_MAX`` bytes."""
         encoded = [token.encode() for token in self.tokens]
         data = b"".join(len(each).to_bytes(_LENGTH_BYTES, "big") + each for each in encoded)
         _require_size(len(data))

@@ -72,11 +72,9 @@ class MariadbPosition(Position):
 
     @classmethod
     def parse(cls, text: str) -> MariadbPosition:
-        """Read a position: the union of the GTIDs that it names. "" is the empty position.
-
-        A sequence number 0 is accepted, since an operator can set a server to it; it means "nothing yet".
-        Raises `FormatError`; `FlavorMismatch` if the text is a MySQL GTID set.
-        """
+        """Read a position: the union of the GTIDs that it names. "" is the empty position. A sequence number 0 is
+        accepted, since an operator can set a server to it; it means "nothing yet". Raises `FormatError`;
+        `FlavorMismatch` if the text is a MySQL GTID set."""
         if _LOOKS_MYSQL.match(text.strip()):
             raise FlavorMismatch(
                 f"{text.strip()[:80]!r} is not a MariaDB position",
@@ -246,10 +244,8 @@ def _same_flavor(other: Position) -> MariadbPosition:
 
 
 def parse_gtids(text: str) -> list[MariadbGtid]:
-    """The GTIDs of a list in which a domain can stand several times, as ``@@global.gtid_binlog_state``.
-
-    Raises `FormatError`.
-    """
+    """The GTIDs of a list in which a domain can stand several times, as ``@@global.gtid_binlog_state``. Raises
+    `FormatError`."""
     text = text.strip().removeprefix(_VITESS_PREFIX).strip()
     return [_parse_gtid(item.strip(), text) for item in text.split(",")] if text else []
 

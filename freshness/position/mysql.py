@@ -63,10 +63,8 @@ class MysqlGtidSet(Position):
 
     @classmethod
     def parse(cls, text: str) -> MysqlGtidSet:
-        """Read a GTID set. Blanks, line breaks, upper case, repeated UUIDs are accepted; "" is the empty set.
-
-        Raises `FormatError`; `FlavorMismatch` if the text is a MariaDB position.
-        """
+        """Read a GTID set. Blanks, line breaks, upper case, repeated UUIDs are accepted; "" is the empty set. Raises
+        `FormatError`; `FlavorMismatch` if the text is a MariaDB position."""
         return _from_borders(_parse_sources(text))
 
     @classmethod

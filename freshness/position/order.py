@@ -26,11 +26,9 @@ class Order(Enum):
 
 
 class Position(ABC):
-    """An immutable, hashable set of executed transactions. Equal sets have equal text and equal bytes.
-
-    ``flavor`` is "mysql" or "mariadb". Positions of two flavors never contain one another and are UNKNOWN to
-    one another (even empty ones: it is doubt); `union` and `intersection` of them raise `FlavorMismatch`.
-    """
+    """An immutable, hashable set of executed transactions. Equal sets have equal text and equal bytes. ``flavor`` is
+    "mysql" or "mariadb". Positions of two flavors never contain one another and are UNKNOWN to one another (even
+    empty ones: it is doubt); `union` and `intersection` of them raise `FlavorMismatch`."""
 
     __slots__ = ()
 
@@ -68,10 +66,8 @@ class Position(ABC):
 
     @abstractmethod
     def by_source(self) -> dict[str, Position]:
-        """The parts of this position, by the source that numbered their transactions, in the order of the text.
-
-        A source is a server's UUID, with all its tags (MySQL), or a domain (MariaDB). The parts unite to the whole.
-        """
+        """The parts of this position, by the source that numbered their transactions, in the order of the text. A
+        source is a server's UUID, with all its tags (MySQL), or a domain (MariaDB). The parts unite to the whole."""
 
     @abstractmethod
     def intervals(self) -> dict[str, tuple[tuple[int, int], ...]]:

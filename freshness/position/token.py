@@ -32,10 +32,8 @@ _UNSUITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters,
 
 @dataclass(frozen=True, slots=True)
 class EventToken:
-    """``timestamp_us``: microseconds since 1970, as the stream has it (the start of a statement; F3).
-
-    ``epoch``: changed when history was lost. Raises `FormatError` for names or numbers out of bounds.
-    """
+    """``timestamp_us``: microseconds since 1970, as the stream has it (the start of a statement; F3). ``epoch``:
+    changed when history was lost. Raises `FormatError` for names or numbers out of bounds."""
 
     lineage: str
     shard: str
@@ -132,9 +130,7 @@ def compare(one: EventToken, two: EventToken) -> Order:
 
 def covers(one: EventToken, two: EventToken) -> bool:
     """True iff ``one`` is known to hold everything ``two`` does: same lineage and epoch, position contained.
-
-    `covers(read, event)` is the only ground on which a read may be called fresh. Doubt is False.
-    """
+    `covers(read, event)` is the only ground on which a read may be called fresh. Doubt is False."""
     return one.lineage == two.lineage and one.epoch == two.epoch and one.position.contains(two.position)
 
 

@@ -47,21 +47,17 @@ SERVER_NAME: Final = {
 
 
 def token_sql(flavor: str, first_column: str = "") -> str:
-    """The statement to run on the same server before the rows are read, outside any older snapshot.
-
-    Its own snapshot may be older than the variable it returns; the statements after it are not. ``first_column``:
-    one more, in front of those that `parse_token` takes.
-    """
+    """The statement to run on the same server before the rows are read, outside any older snapshot. Its own snapshot
+    may be older than the variable it returns; the statements after it are not. ``first_column``: one more, in front
+    of those that `parse_token` takes."""
     first = f"{first_column}, " if first_column else ""
     return f"SELECT {first}{_VISIBLE[flavor]}, id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
 
 
 def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[Any]]) -> EventToken | None:
-    """The token in the answer to `token_sql`; None if the table has no epoch yet: such a read never fills.
-
-    The position is a lower bound of what the server shows: on MariaDB the replica's own position united with the
-    watermarks, each of which was visible before its row. ``timestamp_us`` is the newest heartbeat's, 0 without.
-    """
+    """The token in the answer to `token_sql`; None if the table has no epoch yet: such a read never fills. The
+    position is a lower bound of what the server shows: on MariaDB the replica's own position united with the
+    watermarks, each of which was visible before its row. ``timestamp_us`` is the newest heartbeat's, 0 without."""
     epochs = [int(row[2]) for row in rows if row[1] == EPOCH_ROW]
     if len(epochs) != 1:
         return None

@@ -10,30 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from freshness.errors import FormatError
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
 from freshness.position.token import EventToken, from_text, to_text
 from freshness.position.varint import ByteReader, append_varint
-
-
-class Delivered(Protocol):
-    """A message of the stream, as far as it matters here."""
-
-    @property
-    def keyspace(self) -> str: ...
-
-    @property
-    def key_range(self) -> str: ...
-
-    @property
-    def resume(self) -> Mapping[str, EventToken]: ...
-
-    @property
-    def refresh(self) -> RefreshPlace | None: ...
-
 
 TEXT_PREFIX: Final = "fr1."
 REFRESH_PREFIX: Final = "rf1."
@@ -97,11 +80,6 @@ class ResumeVector:
     tokens: Mapping[str, EventToken]
     refresh: RefreshPlace | None = None
 
-    @classmethod
-    def of(cls, message: Delivered) -> ResumeVector:
-        """Where to go on after this message."""
-        return cls(message.keyspace, KeyRange.parse(message.key_range), message.resume, message.refresh)
-
     @property
     def min_timestamp_us(self) -> int:
         return min(token.timestamp_us for token in self.tokens.values())
@@ -164,10 +142,8 @@ Moment: TypeAlias = int | EventToken | ResumeVector
 
 
 def parse_moment(text: str) -> Moment | None:
-    """A resume text, an event token, or a time as ISO 8601 with its zone; None for anything else.
-
-    Raises `FormatError` for a resume text or a token that was cut or altered, and for the resume text of a refresh.
-    """
+    """A resume text, an event token, or a time as ISO 8601 with its zone; None for anything else. Raises
+    `FormatError` for a resume text or a token that was cut or altered, and for the resume text of a refresh."""
     text = text.strip()
     if text.startswith(REFRESH_PREFIX):
         raise FormatError(

@@ -36,10 +36,8 @@ instead."""
 
 
 class Shape(NamedTuple):
-    """The difference between a column's value in the log and the value that a client reads.
-
-    ``rule``: the conversion in ``invalidator.binlog.rows.image``. ``labels``: labels of a SET, in their order.
-    """
+    """The difference between a column's value in the log and the value that a client reads. ``rule``: the conversion
+    in ``invalidator.binlog.rows.image``. ``labels``: labels of a SET, in their order."""
 
     rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "timestamp", "untold"]
     labels: tuple[str, ...] = ()
@@ -118,17 +116,13 @@ class Source(Protocol):
     """A stream of transactions. Used by one thread; opened again from the caller's own position after an error."""
 
     def open(self, start: Position) -> None:
-        """Stream every transaction that is not in ``start``. Closes what was open before.
-
-        Raises `SourceUnavailable`, `SourceUnsuitable`, and `HistoryLost` if the server cannot serve it.
-        """
+        """Stream every transaction that is not in ``start``. Closes what was open before. Raises `SourceUnavailable`,
+        `SourceUnsuitable`, and `HistoryLost` if the server cannot serve it."""
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
-        """The next transactions, at most that many; waits for the first one only. Empty when nothing came.
-
-        Raises `SourceUnavailable`, `StreamStopped` or `HistoryLost`, after all transactions before the error
-        were handed out, and again on each further call until `open`.
-        """
+        """The next transactions, at most that many; waits for the first one only. Empty when nothing came. Raises
+        `SourceUnavailable`, `StreamStopped` or `HistoryLost`, after all transactions before the error were handed
+        out, and again on each further call until `open`."""
 
     def close(self) -> None:
         """End the stream. Harmless when it is not open."""

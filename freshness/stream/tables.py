@@ -30,10 +30,8 @@ def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
 
 class MatchedTables(Set[str]):
     """The tables of a database that patterns stand for, also those that are created later; without the heartbeats'.
-
     For one thread. Membership needs no schema. Going through the set reads it, by ``read``: a statement that may have
-    changed any table concerns the current ones and those that were met before. Raises what ``read`` raises.
-    """
+    changed any table concerns the current ones and those that were met before. Raises what ``read`` raises."""
 
     def __init__(self, patterns: Iterable[str], read: Callable[[], Iterable[str]]) -> None:
         self.patterns: Final = tuple(patterns)

@@ -54,11 +54,9 @@ _ACCEPTED: Final = (
 
 
 def encode_value(value: object) -> bytes:
-    """Return the bytes of ``value``.
-
-    Raises `FormatError`, which names the place inside the value, for a type that would not come back the same
-    (subclasses of the accepted types are among them), for text that is not Unicode, and beyond `DEPTH_MAX`.
-    """
+    """Return the bytes of ``value``. Raises `FormatError`, which names the place inside the value, for a type that
+    would not come back the same (subclasses of the accepted types are among them), for text that is not Unicode, and
+    beyond `DEPTH_MAX`."""
     try:
         return _PREFIX + _ENCODER.encode(_packable(value, (), _PLAIN))
     except (OverflowError, UnicodeEncodeError):
@@ -67,11 +65,9 @@ def encode_value(value: object) -> bytes:
 
 
 def decode_value(data: bytes) -> Any:
-    """Return the value of which `encode_value` made ``data``, which may have been compressed since.
-
-    Raises `FormatError` for anything else: other bytes, another codec version, an unknown extension type. So it does
-    for compressed bytes where zstandard is not installed.
-    """
+    """Return the value of which `encode_value` made ``data``, which may have been compressed since. Raises
+    `FormatError` for anything else: other bytes, another codec version, an unknown extension type. So it does for
+    compressed bytes where zstandard is not installed."""
     if data[:1] != _PREFIX:
         data = unpack(data)
         if data[:1] != _PREFIX:

@@ -30,10 +30,8 @@ Encode = Callable[[Any], bytes]
 
 
 def compressing(encode: Encode, above_bytes: int | None) -> Encode:
-    """``encode``, and compress what is longer than ``above_bytes``; None: nothing is compressed.
-
-    Not to be shared between threads. Raises `ConfigError` where zstandard is not installed.
-    """
+    """``encode``, and compress what is longer than ``above_bytes``; None: nothing is compressed. Not to be shared
+    between threads. Raises `ConfigError` where zstandard is not installed."""
     if above_bytes is None:
         return encode
     try:

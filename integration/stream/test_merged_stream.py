@@ -255,7 +255,7 @@ class ProcessConsumer(Consumer):
                     (str(message.token.position), row, change.table, change.op, change.before, change.after)
                     for row, change in zip(message.rows, message.transaction.changes, strict=True)
                 ]
-                yield Part(changes, message.is_last, ResumeVector.of(message).format())
+                yield Part(changes, message.is_last, message.vector.format())
         finally:
             opened.stream.close()
 

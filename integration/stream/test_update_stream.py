@@ -269,7 +269,7 @@ def test_all_that_concurrent_writers_do_comes_once_in_order_and_can_be_resumed_a
         assert any(message.transaction.heartbeats for message in own)
     # From any message on, the rest is the same.
     for place in random.Random(1).sample(range(len(messages)), 6):
-        text = ResumeVector.of(messages[place]).format()
+        text = messages[place].vector.format()
         with streaming(shards, flavor, ResumeVector.parse(text)) as stream:
             rest = read_to(stream, ends)
         for shard in shards:

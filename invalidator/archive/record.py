@@ -52,10 +52,8 @@ def record(
     is_stopping: Callable[[], bool],
     report: Report = lambda *_: None,
 ) -> None:
-    """Record until ``is_stopping``. ``since``: only for a new archive; an old one continues at its end.
-
-    Raises what `StreamOpener.open` and `ArchiveWriter` raise, and what ends the stream.
-    """
+    """Record until ``is_stopping``. ``since``: only for a new archive; an old one continues at its end. Raises what
+    `StreamOpener.open` and `ArchiveWriter` raise, and what ends the stream."""
     config, keyspace = opener.read_config(), opener.get_keyspace(keyspace_name)
     tokens = find_resume(folder, keyspace.name)
     if tokens and since is not None:

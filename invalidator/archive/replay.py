@@ -213,10 +213,8 @@ def require_acknowledged(results: Iterable[ReplayResult]) -> None:
 
 
 class StripesOfReplay:
-    """Puts the stripes of each new life back before more is sent.
-
-    Nothing is waited for: a replay is the only sender, so whatever was sent is in what the shard has streamed.
-    """
+    """Puts the stripes of each new life back before more is sent. Nothing is waited for: a replay is the only sender,
+    so whatever was sent is in what the shard has streamed."""
 
     def __init__(self, shard: ShardInvalidator, nodes: Mapping[str, CacheNode]) -> None:
         self._shard = shard

@@ -108,7 +108,7 @@ class _OpenFile:
         for row in rows:
             for column, value in zip(self.columns, row, strict=True):
                 column.append(value)
-            self.held_bytes += _size(row)
+            self.held_bytes += ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
         self.rows += len(rows)
         if len(self.columns[0]) >= GROUP_ROWS_MAX or self.held_bytes >= GROUP_BYTES_MAX:
             self.flush()
@@ -416,10 +416,6 @@ def _find_items(
 
 def _to_text(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
-
-
-def _size(row: Sequence[Any]) -> int:
-    return ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:

@@ -58,11 +58,8 @@ class RowReader(Protocol):
 
 
 def verify(packet: bytes, *, has_checksum: bool) -> None:
-    """Raises `StreamStopped` for a wrong checksum.
-
-    An artificial event, which the server makes up on the way and which says nothing, may lack its checksum while the
-    server changes over.
-    """
+    """Raises `StreamStopped` for a wrong checksum. An artificial event, which the server makes up on the way and
+    which says nothing, may lack its checksum while the server changes over."""
     kind = packet[5] if len(packet) > _BODY else 0
     if crc32(packet, CHECKSUM_START) == CHECKSUM_RESIDUE:
         return
@@ -74,11 +71,9 @@ def verify(packet: bytes, *, has_checksum: bool) -> None:
 
 
 class EventDecoder:
-    """One for each source. `restart` for each connection.
-
-    ``position``: the GTID that came last. ``sequences``: the highest number of each MariaDB domain. A caller that
-    decodes transactions itself (``invalidator.binlog.fasttrack``) keeps both up to date.
-    """
+    """One for each source. `restart` for each connection. ``position``: the GTID that came last. ``sequences``: the
+    highest number of each MariaDB domain. A caller that decodes transactions itself
+    (``invalidator.binlog.fasttrack``) keeps both up to date."""
 
     def __init__(
         self,
@@ -118,10 +113,8 @@ class EventDecoder:
         self.position = None
 
     def decode(self, packets: Iterable[bytes], found: list[Transaction]) -> None:
-        """Append the transactions, or pieces of them, that the packets complete; also those before an error.
-
-        Raises `StreamStopped`.
-        """
+        """Append the transactions, or pieces of them, that the packets complete; also those before an error. Raises
+        `StreamStopped`."""
         for packet in packets:
             verify(packet, has_checksum=self._format.has_checksum)
             self.decode_packet(packet, found)

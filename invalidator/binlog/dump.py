@@ -45,9 +45,7 @@ class Dump(NamedTuple):
 
 def request_stream(connection: Connection, flavor: str, start: Position, heartbeat_seconds: float) -> Dump:
     """Request all transactions that are not in ``start``, and a heartbeat after ``heartbeat_seconds`` without events.
-
-    The server refuses a position in its first packet.
-    """
+    The server refuses a position in its first packet."""
     [(checksum,)] = read_rows(connection, "SELECT @@global.binlog_checksum")
     period_ns = int(heartbeat_seconds * 1_000_000_000)
     identity = str(uuid.uuid4())

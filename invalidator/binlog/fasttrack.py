@@ -69,12 +69,9 @@ map or rows that do not end their statement; or the general way has the transact
 
 
 class FastTrack:
-    """One for each source that wants keys.
-
-    ``general``: the decoder that takes all other packets. It owns the position, the sequence numbers and the log's
-    format, and never calls back. ``items_max``: largest number of items in one transaction. ``skips``: transactions
-    for the general way.
-    """
+    """One for each source that wants keys. ``general``: the decoder that takes all other packets. It owns the
+    position, the sequence numbers and the log's format, and never calls back. ``items_max``: largest number of items
+    in one transaction. ``skips``: transactions for the general way."""
 
     def __init__(
         self, general: EventDecoder, keys: KeyReader, items_max: int, skips: Container[Position] = ()

@@ -164,10 +164,8 @@ def _read_mysql_mark(event: LogEvent) -> Mark:
 
 
 def search(files: BinaryLog, cut_us: int, now_us: int) -> Position:
-    """The position after which all lies that may have been committed later than ``cut_us``. See `find_position`.
-
-    It takes as long as reading two log files at most: some 100,000 transactions a second.
-    """
+    """The position after which all lies that may have been committed later than ``cut_us``. See `find_position`. It
+    takes as long as reading two log files at most: some 100,000 transactions a second."""
     names = files.files()
     if not names:
         raise StreamStopped(f"{files.name} has no binary log", hint="start the server with --log-bin")
@@ -256,10 +254,8 @@ class Scan:
 
 def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int, now_us: int) -> Scan:
     """``start`` and the transactions before the last one whose time, not after ``cut_us``, was the latest so far.
-
     Transactions behind it that seem to be older began early, or were given a time: the time of their commit is
-    unknown. The same holds for transactions whose time is yet to come.
-    """
+    unknown. The same holds for transactions whose time is yet to come."""
     position: Position | None = None
     reached, latest_us = start, 0
     for mark in marks:

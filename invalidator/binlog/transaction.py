@@ -57,10 +57,6 @@ class Subscription:
     on_skip: Callable[[], None] = lambda: None
 
 
-def _no_cascades() -> Cascades:
-    return {}
-
-
 @dataclass(slots=True)
 class _Group:
     start: GroupStart
@@ -143,13 +139,11 @@ class TransactionAssembler:
         *,
         rows_max: int = TRANSACTION_ROWS_MAX,
         piece_rows: int | None = None,
-        find_cascades: Callable[[], Cascades] = _no_cascades,
+        find_cascades: Callable[[], Cascades] = dict,
     ) -> None:
         """``piece_rows``: approximate size of the pieces in which a transaction is handed out, in rows; without it, a
-        transaction of more than ``rows_max`` rows raises its tables.
-
-        ``find_cascades`` reads the foreign keys as they are now.
-        """
+        transaction of more than ``rows_max`` rows raises its tables. ``find_cascades`` reads the foreign keys as they
+        are now."""
         assert piece_rows is None or piece_rows > 0
         self._subscription = subscription
         self.foreign_keys = ForeignKeys(subscription.flavor, find_cascades)
@@ -181,10 +175,8 @@ class TransactionAssembler:
         self.foreign_keys.restart()
 
     def start_file(self) -> None:
-        """A new log file. A transaction never spans two: an open one was cut off by a crash and never committed.
-
-        Its number may be given again, so its position must not be reported (F29).
-        """
+        """A new log file. A transaction never spans two: an open one was cut off by a crash and never committed. Its
+        number may be given again, so its position must not be reported (F29)."""
         if self._group is not None:
             _log.warning("transaction %s was cut off by the end of its log file", self._group.start.position)
         self._group = None

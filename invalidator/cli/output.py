@@ -21,10 +21,8 @@ def to_plain(value: Any) -> str:
 
 @contextmanager
 def show_progress(title: str) -> Iterator[Callable[[str], None]]:
-    """A line on the terminal with the title, the time and a text. Yields a function that replaces the text.
-
-    Nothing is shown where stderr is no terminal.
-    """
+    """A line on the terminal with the title, the time and a text. Yields a function that replaces the text. Nothing
+    is shown where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

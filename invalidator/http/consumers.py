@@ -102,7 +102,8 @@ class Consumer:
 
     def __post_init__(self) -> None:
         opened, query = self.opened, self.query
-        self._resume = _format_vector(opened.stream.resume)
+        vector = opened.stream.resume
+        self._resume = vector.format() if vector.tokens else None
         self.writer = LineWriter(opened.layouts, self._resume, query.heartbeats, query.selection)
         self.buffer = LineBuffer(self.policy.buffer_bytes_max, self._resume)
         self._thread = threading.Thread(target=self._run, name="update stream consumer", daemon=True)
@@ -198,10 +199,6 @@ def _join(lines: Iterable[tuple[bytes, str | None]]) -> Iterator[tuple[bytes, st
         resume = after
     if chunk:
         yield bytes(chunk), resume
-
-
-def _format_vector(vector: ResumeVector) -> str | None:
-    return vector.format() if vector.tokens else None
 
 
 class StreamResponse(Response):

@@ -231,11 +231,9 @@ async def _read_body(scope: Scope, receive: Receive) -> Message:
 
 
 class HostGate:
-    """Lets requests pass that call the service by a loopback address, ``localhost`` or one of ``names``.
-
-    A web page on a name that its owner lets point to 127.0.0.1 reaches a service that listens there, with the browser
-    of anybody on the machine (DNS rebinding). A browser always sends the name; a prober may send none.
-    """
+    """Lets requests pass that call the service by a loopback address, ``localhost`` or one of ``names``. A web page
+    on a name that its owner lets point to 127.0.0.1 reaches a service that listens there, with the browser of anybody
+    on the machine (DNS rebinding). A browser always sends the name; a prober may send none."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app

@@ -235,7 +235,9 @@ def open_socket(listen: str, *, demands_token: bool) -> socket.socket:
             hint="set http.token_file, or listen on 127.0.0.1",
         )
     try:
-        listening = socket.create_server((host, port), family=_family(host))
+        listening = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
         # Connections have it from here. asyncio sets it on its own sockets alone: the body of a response would
         # wait until the client has acknowledged the head, for 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -245,7 +247,3 @@ def open_socket(listen: str, *, demands_token: bool) -> socket.socket:
             f"http.listen = {listen}: {error.strerror or error}",
             hint="choose another port, or leave it out",
         ) from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -155,8 +155,11 @@ class Checkup:
             head = executed_position(connection, flavor)
             self._primaries[shard.lineage] = server_identity(connection, flavor)
         if shard.serving and not select_errors(found):
-            with self.noting():
-                _rehearse(shard.primary, flavor)
+            with (
+                self.noting(),
+                closing(HeartbeatWriter(shard.primary, flavor, new_instance(), 0)) as heartbeats,
+            ):
+                heartbeats.rehearse()
         replicas = []
         for server in (*shard.replicas, shard.primary):
             with self.noting(server), closing(connect(server)) as reader:
@@ -231,11 +234,6 @@ def _look_as_invalidator(primary: ServerAddress, server: ServerAddress, flavor: 
     with suppress(FreshnessError), closing(connect(address)) as connection:
         return ServerFacts.look(connection, address, flavor)
     return None
-
-
-def _rehearse(primary: ServerAddress, flavor: str) -> None:
-    with closing(HeartbeatWriter(primary, flavor, new_instance(), 0)) as heartbeats:
-        heartbeats.rehearse()
 
 
 def _check_reader(

@@ -72,10 +72,8 @@ def publish(
     report: Report = lambda *_: None,
 ) -> None:
     """Publish until ``is_stopping``. ``since``: the start of a new publication; an old one continues at its end.
-
     Raises `ConfigError`, `PublishStopped`, what ends the stream, and before anything was committed also
-    `BrokerUnavailable` and `SourceUnavailable`; later these two are tried again without a limit.
-    """
+    `BrokerUnavailable` and `SourceUnavailable`; later these two are tried again without a limit."""
     keyspace = opener.get_keyspace(publication.keyspace)
     _require_format(publication, keyspace)
     topics = Topics(

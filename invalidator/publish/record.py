@@ -44,11 +44,8 @@ class RecordWriter(Protocol):
 
 @dataclass(slots=True)
 class Topics:
-    """The names of the topics. ``find_schema``: shard → the name of its database.
-
-    A character that Kafka does not take becomes ``_``. Raises `ConfigError` for a name that is too long, and if two
-    tables would have one topic.
-    """
+    """The names of the topics. ``find_schema``: shard → the name of its database. A character that Kafka does not
+    take becomes ``_``. Raises `ConfigError` for a name that is too long, and if two tables would have one topic."""
 
     prefix: str
     find_schema: Callable[[str], str]

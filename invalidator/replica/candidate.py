@@ -70,10 +70,8 @@ class CandidateVerdict:
 @dataclass(slots=True)
 class Server:
     """One server as looks have shown it. ``state``: state in the last look that it answered, at ``answered_at``.
-
     ``moved_at``: time at which it was last seen to execute something, or to have executed all that the primary has;
-    ``level_at``: time at which it was last seen to have all of the primary's heartbeats.
-    """
+    ``level_at``: time at which it was last seen to have all of the primary's heartbeats."""
 
     address: ServerAddress
     is_primary: bool

@@ -52,10 +52,8 @@ def with_primary(shard: Shard, address: ServerAddress) -> Shard:
 
 @dataclass(slots=True)
 class PromotionWatch:
-    """Looks at all servers of a shard. ``read_streamed``: everything that was streamed or acknowledged.
-
-    `look` belongs to one thread at a time.
-    """
+    """Looks at all servers of a shard. ``read_streamed``: everything that was streamed or acknowledged. `look`
+    belongs to one thread at a time."""
 
     shard: Shard
     flavor: str

@@ -91,10 +91,8 @@ class ServerState:
         return max((us - own.get(instance, newest) for instance, us in other.heartbeats.items()), default=0)
 
     def knows(self, position: Position) -> bool:
-        """Whether each GTID that ``position`` names is in this server's history.
-
-        Not the same as containment on MariaDB: a server that stands at 0-1-9 contains 0-2-7, and yet need not have
-        executed the transaction 0-2-7.
+        """Whether each GTID that ``position`` names is in this server's history. Not the same as containment on
+        MariaDB: a server that stands at 0-1-9 contains 0-2-7, and yet need not have executed the transaction 0-2-7.
         """
         if not isinstance(position, MariadbPosition):
             return self.executed.contains(position)
@@ -134,10 +132,8 @@ def find_foreign(state: ServerState, primary: ServerState, start: Position) -> s
 
 
 def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> ServerState:
-    """Look at a server on a short connection of its own; ``timeout_seconds`` bounds each answer.
-
-    Raises `SourceUnavailable` or `SourceUnsuitable`.
-    """
+    """Look at a server on a short connection of its own; ``timeout_seconds`` bounds each answer. Raises
+    `SourceUnavailable` or `SourceUnsuitable`."""
     with connected(address, "looking at its state", timeout_seconds=timeout_seconds) as connection:
         return read_state(connection, flavor)
 

@@ -107,11 +107,9 @@ class Lookout:
 
 
 class ReplicaSource:
-    """See the module. `open`, `poll` and `close` belong to one thread of the caller.
-
-    ``servers``: the primary, then the replicas. ``make_source`` makes the source of one server. ``serving``: the
-    server that is read from, None while there is none; ``reason``: why it was chosen.
-    """
+    """See the module. `open`, `poll` and `close` belong to one thread of the caller. ``servers``: the primary, then
+    the replicas. ``make_source`` makes the source of one server. ``serving``: the server that is read from, None
+    while there is none; ``reason``: why it was chosen."""
 
     def __init__(
         self,

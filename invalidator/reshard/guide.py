@@ -278,12 +278,9 @@ class Guide:
     def do_next(
         self, *, word: bool = False, reload: str = "", wait_seconds: float = 60, tell: Callable[[str], None]
     ) -> ReshardStep | None:
-        """Do the current step, and return it when it shows as done; None if all are.
-
-        ``reload``: a command that makes every invalidator load the file. Raises `StepRefused` if the step is the
-        operator's, or does not show as done within ``wait_seconds``, and what the file and the servers raise. A
-        repeated call continues.
-        """
+        """Do the current step, and return it when it shows as done; None if all are. ``reload``: a command that makes
+        every invalidator load the file. Raises `StepRefused` if the step is the operator's, or does not show as done
+        within ``wait_seconds``, and what the file and the servers raise. A repeated call continues."""
         sight = take_sight(self.plan, self.path)
         step, missing = self.find_present(sight, word=word)
         if step is None:

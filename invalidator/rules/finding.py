@@ -12,12 +12,9 @@ from invalidator.rules.rule import SEVERITIES, Rule, Severity
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """One thing that is wrong.
-
-    ``hint``: the rule's remedy by default. ``where``: the server or node, empty for this machine and the file;
-    ``message`` says it, too. ``statements``: statements that mend it, to be run there in this order; empty if none
-    does.
-    """
+    """One thing that is wrong. ``hint``: the rule's remedy by default. ``where``: the server or node, empty for this
+    machine and the file; ``message`` says it, too. ``statements``: statements that mend it, to be run there in this
+    order; empty if none does."""
 
     rule: Rule
     message: str

@@ -115,7 +115,7 @@ def _find_form(column: WalkedColumn) -> tuple[str, Convert]:
     if _is_raw(column):
         return f"CAST({name} AS BINARY)", _SAME
     if kind in _TEXTS or kind == "enum":
-        return name, _SAME if _is_exact(column) else _to_ascii
+        return name, _SAME if _is_exact(column) else lambda text: text if text.isascii() else UNREADABLE
     if kind == "set":
         has_empty_label = _EMPTY_LABEL.search(column.whole_type) is not None
         return name, partial(_to_set, is_exact=_is_exact(column), has_empty_label=has_empty_label)
@@ -142,10 +142,6 @@ def _is_raw(column: WalkedColumn) -> bool:
 
 def _charset_of(column: WalkedColumn) -> str:
     return "utf8mb3" if column.charset == "utf8" else column.charset
-
-
-def _to_ascii(text: str) -> object:
-    return text if text.isascii() else UNREADABLE
 
 
 def _to_set(text: str, *, is_exact: bool, has_empty_label: bool) -> object:

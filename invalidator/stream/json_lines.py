@@ -93,7 +93,7 @@ class LineWriter:
             lines.append(self._line(message, None, "heartbeat", heartbeat=beat))
         self.layouts.note(message)
         if message.is_last:
-            self.resume = ResumeVector.of(message).format()
+            self.resume = message.vector.format()
         if lines:
             last = lines.pop()
             assert isinstance(last, UpdateLine), "a schema stands before its row"

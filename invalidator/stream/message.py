@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
-from freshness.stream.resume import RefreshPlace
+from freshness.stream.resume import RefreshPlace, ResumeVector
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 
 
@@ -43,6 +44,11 @@ class StreamMessage:
     key_range: str = "-"
     refresh: RefreshPlace | None = None
     is_refresh: bool = False
+
+    @property
+    def vector(self) -> ResumeVector:
+        """Where to go on after this message."""
+        return ResumeVector(self.keyspace, KeyRange.parse(self.key_range), self.resume, self.refresh)
 
     @property
     def rows(self) -> Sequence[int]:

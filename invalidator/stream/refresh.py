@@ -60,11 +60,9 @@ Image: TypeAlias = frozenset[str] | None
 
 @dataclass(slots=True)
 class RecentChanges:
-    """The rows of one shard that the consumer was sent changes of, by transaction, in the stream's order.
-
-    ``floor``: transactions in it may be forgotten. A transaction in pieces counts with its last one, and not at all
-    if it begins again.
-    """
+    """The rows of one shard that the consumer was sent changes of, by transaction, in the stream's order. ``floor``:
+    transactions in it may be forgotten. A transaction in pieces counts with its last one, and not at all if it begins
+    again."""
 
     floor: Position
     _entries: deque[tuple[Position, dict[ChangedRow, Image]]] = field(default_factory=deque)
@@ -135,10 +133,8 @@ class _Reading(NamedTuple):
 
 
 class RefreshedStream:
-    """The stream, with the rows of some tables between its messages. For one thread, but for `set_shards`.
-
-    ``keys``: names of the columns of the primary key, by table.
-    """
+    """The stream, with the rows of some tables between its messages. For one thread, but for `set_shards`. ``keys``:
+    names of the columns of the primary key, by table."""
 
     def __init__(
         self,

@@ -22,11 +22,8 @@ REASONS_ADDED_MAX: Final = 10
 
 
 class RowFilter:
-    """Leaves out the rows that lie outside one of the key ranges; for logs that also have others.
-
-    An UPDATE that moves a row out is a delete, one that moves a row in is an insert. A row whose range is unknown
-    stays.
-    """
+    """Leaves out the rows that lie outside one of the key ranges; for logs that also have others. An UPDATE that
+    moves a row out is a delete, one that moves a row in is an insert. A row whose range is unknown stays."""
 
     def __init__(self, key_ranges: Sequence[KeyRange], find_keyspace_id: KeyspaceIdFinder) -> None:
         self._key_ranges = tuple(key_ranges)

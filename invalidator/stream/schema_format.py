@@ -97,18 +97,8 @@ def _set_forms(column: TableColumn) -> list[Document]:
     return [_form("$set", {"type": "array", "items": items, "uniqueItems": True})]
 
 
-def _decimal_forms(column: TableColumn) -> list[Document]:
-    # Python's text of a Decimal has an exponent if it is small: 0E-10
-    return [_form("$decimal", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"})]
-
-
-def _time_forms(column: TableColumn) -> list[Document]:
-    return [_form("$timedelta_us", {"type": "integer"})]
-
-
-def _datetime_forms(column: TableColumn) -> list[Document]:
-    pattern = rf"^{_DATE}T[0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{6}})?$"
-    return [_form("$datetime", {"type": "string", "pattern": pattern})]
+def _pattern(name: str, pattern: str) -> Callable[[TableColumn], list[Document]]:
+    return lambda _: [_form(name, {"type": "string", "pattern": pattern})]
 
 
 def _form(name: str, value: Document) -> Document:
@@ -123,12 +113,16 @@ def _form(name: str, value: Document) -> Document:
 _BYTES: Final = _form("$bytes", {"type": "string", "pattern": _BASE64})
 _FORMS: Final[Mapping[str, Callable[[TableColumn], list[Document]]]] = {
     **dict.fromkeys(("float", "double"), lambda _: [{"type": "number"}]),
-    "decimal": _decimal_forms,
+    # Python's text of a Decimal has an exponent if it is small: 0E-10
+    "decimal": _pattern("$decimal", r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"),
     "year": lambda _: [{"type": "integer", "minimum": 0, "maximum": 2155}],
     "bit": lambda column: [{"type": "string", "pattern": rf"^[01]{{{column.length}}}$"}],
-    "date": lambda _: [_form("$date", {"type": "string", "pattern": f"^{_DATE}$"})],
-    **dict.fromkeys(("datetime", "timestamp"), _datetime_forms),
-    "time": _time_forms,
+    "date": _pattern("$date", f"^{_DATE}$"),
+    **dict.fromkeys(
+        ("datetime", "timestamp"),
+        _pattern("$datetime", rf"^{_DATE}T[0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{6}})?$"),
+    ),
+    "time": lambda _: [_form("$timedelta_us", {"type": "integer"})],
     "enum": _enum_forms,
     "set": _set_forms,
 }

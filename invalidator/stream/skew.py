@@ -45,23 +45,19 @@ class _Shard:
 
 
 class Alignment:
-    """``clock``: seconds that only rise, and stand still while nobody can be heard. ``now_us``: the wall clock.
-
-    ``limit_us``: how far apart messages of two shards may be. The two bounds are explained above.
-    """
+    """``clock``: seconds that only rise, and stand still while nobody can be heard. ``now_us``: the wall clock. The
+    two bounds are explained above."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         now_us: Callable[[], int],
         *,
-        limit_us: int = LIMIT_US,
         silence_seconds: float = SILENCE_SECONDS,
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         self._clock = clock
         self._now_us = now_us
-        self._limit_us = limit_us
         self._silence_seconds = silence_seconds
         self._hold_seconds = hold_seconds
         self._shards: dict[str, _Shard] = {}
@@ -75,11 +71,9 @@ class Alignment:
         self._shards.pop(name, None)
 
     def offer(self, name: str, timestamp_us: int) -> None:
-        """The shard's next message is there; 0: of unknown time, never held.
-
-        It is from now at the latest: a clock that is ahead, or a session that sets its own time, delays nothing. That
-        is settled here, once: a message must not grow newer by waiting.
-        """
+        """The shard's next message is there; 0: of unknown time, never held. It is from now at the latest: a clock
+        that is ahead, or a session that sets its own time, delays nothing. That is settled here, once: a message must
+        not grow newer by waiting."""
         shard = self._shards[name]
         shard.heard_at = self._clock()
         shard.next_us = min(timestamp_us, self._now_us()) or None
@@ -99,7 +93,7 @@ class Alignment:
         shard, now = self._shards[name], self._clock()
         if shard.next_us is None:
             return AlignmentVerdict.ALIGNED
-        latest_us = shard.next_us - self._limit_us
+        latest_us = shard.next_us - LIMIT_US
         if latest_us <= min(other.time_us for other in self._shards.values()):
             shard.held_since, shard.is_given_up = None, False
             return AlignmentVerdict.ALIGNED

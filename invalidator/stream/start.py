@@ -55,10 +55,8 @@ def parse_past(text: str, *, now_us: int, rewind_seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardStart:
-    """The start of one shard. Without a position: at the time, or without one at the head.
-
-    ``epoch``: epoch of the history that the position was taken from; None if that is unknown.
-    """
+    """The start of one shard. Without a position: at the time, or without one at the head. ``epoch``: epoch of the
+    history that the position was taken from; None if that is unknown."""
 
     position: Position | None = None
     timestamp_us: int | None = None
@@ -123,12 +121,9 @@ def _plan_position(positions: Mapping[str, Position], shard: Shard, flavor: str)
 
 
 def join_positions(flavor: str, positions: Iterable[Position]) -> Position:
-    """Where to go on in a log that holds what all these streams delivered.
-
-    A transaction that one of the sources executed first comes from one stream alone: the union. A source that several
-    of the streams name is their common past, and what only some of them delivered of it must come again for the
-    others: the intersection.
-    """
+    """Where to go on in a log that holds what all these streams delivered. A transaction that one of the sources
+    executed first comes from one stream alone: the union. A source that several of the streams name is their common
+    past, and what only some of them delivered of it must come again for the others: the intersection."""
     by_source: dict[str, Position] = {}
     for position in positions:
         _require_flavor(position, flavor)

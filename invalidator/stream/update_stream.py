@@ -57,10 +57,8 @@ class UpdateStream:
         alignment: Callable[[Callable[[], float], Callable[[], int]], Alignment] = Alignment,
     ) -> None:
         """Begin to read. ``start``: see `invalidator.stream.start.Start`; ``rewind_seconds``: how much earlier a
-        shard begins for which only a time is known.
-
-        Raises `ConfigError` if no shard serves the key range, the start does not fit, or rows cannot be assigned.
-        """
+        shard begins for which only a time is known. Raises `ConfigError` if no shard serves the key range, the start
+        does not fit, or rows cannot be assigned."""
         self._keyspace = keyspace
         self._access = access
         self._key_range = key_range or KeyRange()

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 def make_source(
     shard: Shard, tables: Mapping[str, Iterable[str]] | MatchedTables, **options: Any
 ) -> VStreamSource:
-    """A source that is not open yet. ``tables``, ``options``: arguments of `VStreamSource`.
-
-    Raises `ConfigError` if grpcio is missing.
-    """
+    """A source that is not open yet. ``tables``, ``options``: arguments of `VStreamSource`. Raises `ConfigError` if
+    grpcio is missing."""
     try:
         from invalidator.vstream.source import VStreamSource
     except ImportError as error:

@@ -37,20 +37,16 @@ def format_gtid(position: Position) -> str:
 
 
 class ShardProgress:
-    """The position of a shard, from texts that differ a little each time: only the differences are read.
-
-    A position may have thousands of intervals, and vtgate sends it with every transaction.
-    """
+    """The position of a shard, from texts that differ a little each time: only the differences are read. A position
+    may have thousands of intervals, and vtgate sends it with every transaction."""
 
     def __init__(self, start: Position) -> None:
         self.position = start
         self._parts = _split(str(start)) or frozenset()
 
     def find_added(self, text: str, what: str) -> MysqlGtidSet | None:
-        """The part of the position in ``text`` that this one lacks; None if it lacks some of this one.
-
-        Raises `StreamStopped` if it is not a MySQL GTID set.
-        """
+        """The part of the position in ``text`` that this one lacks; None if it lacks some of this one. Raises
+        `StreamStopped` if it is not a MySQL GTID set."""
         parts = _split(text)
         if parts is not None:
             fresh = parse_gtid(",".join(parts - self._parts), what)

@@ -103,10 +103,8 @@ class Splitter:
 
 
 class VStreamReader:
-    """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`.
-
-    ``heard_at``: when something came last. ``event_at``: the same without vtgate's own heartbeats.
-    """
+    """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`. ``heard_at``: when
+    something came last. ``event_at``: the same without vtgate's own heartbeats."""
 
     def __init__(
         self,

@@ -56,11 +56,9 @@ def find_position(shard: Shard, timestamp_us: int, *, margin_seconds: float = MA
 
 
 def search_log(source: Source, oldest: Position, head: Position, cut_us: int) -> Position | None:
-    """The latest position between these two that is known to be from before the cut. None if none is known to be.
-
-    As long as one server wrote the log, its numbers are halved, with a look at a few transactions each time; the last
-    `READ_THROUGH` of them are read, or all if several servers wrote.
-    """
+    """The latest position between these two that is known to be from before the cut. None if none is known to be. As
+    long as one server wrote the log, its numbers are halved, with a look at a few transactions each time; the last
+    `READ_THROUGH` of them are read, or all if several servers wrote."""
     found, start, end = None, oldest, head
     while (middle := find_middle(start, end)) is not None:
         probe = _read(source, Search(cut_us, middle), head, ends_when_found=True)

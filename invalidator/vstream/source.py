@@ -62,10 +62,8 @@ def open_channel(address: VtgateAddress) -> Any:
 
 
 def wait_connected(channel: Any, address: VtgateAddress) -> bool:
-    """Whether it is connected; False as soon as the first try has failed: then a call raises the reason.
-
-    Raises `SourceUnavailable` if nothing answers within the address's ``connect_seconds``.
-    """
+    """Whether it is connected; False as soon as the first try has failed: then a call raises the reason. Raises
+    `SourceUnavailable` if nothing answers within the address's ``connect_seconds``."""
     states: queue.SimpleQueue[Any] = queue.SimpleQueue()
     channel.subscribe(states.put, try_to_connect=True)
     deadline = time.monotonic() + address.connect_seconds
@@ -113,10 +111,8 @@ class VStream:
         queue: QueueBounds = QUEUE_BOUNDS,
     ) -> None:
         """``tables``: each with the columns that are wanted of it (those of the keys), none for all of them; or all
-        that match, with all columns.
-
-        ``key_range``: only rows whose keyspace id lies in it ("-80"), by the tables' primary vindexes.
-        """
+        that match, with all columns. ``key_range``: only rows whose keyspace id lies in it ("-80"), by the tables'
+        primary vindexes."""
         assert silence_seconds >= 2, "vtgate's heartbeats come in whole seconds"
         self._address = address
         self._columns: dict[str, tuple[str, ...]] = {}
@@ -138,11 +134,9 @@ class VStream:
         return dict(self._positions)
 
     def open(self, start: Mapping[str, Position]) -> None:
-        """Stream every transaction of these shards that is not in the shard's position.
-
-        Raises `SourceUnavailable` and `SourceUnsuitable` where vtgate cannot be reached, `HistoryPurged` for an
-        empty position. `poll` raises what vtgate refuses in the request itself.
-        """
+        """Stream every transaction of these shards that is not in the shard's position. Raises `SourceUnavailable`
+        and `SourceUnsuitable` where vtgate cannot be reached, `HistoryPurged` for an empty position. `poll` raises
+        what vtgate refuses in the request itself."""
         self.close()
         assert start, "no shards"
         for shard, position in start.items():
@@ -209,9 +203,7 @@ class VStream:
 
     def find_current(self, timeout_seconds: float = CURRENT_SECONDS) -> dict[str, Position]:
         """Where every serving shard of the keyspace is now, on the tablets that vtgate chose: a start for `open`.
-
-        Raises `SourceUnavailable`, `SourceUnsuitable`.
-        """
+        Raises `SourceUnavailable`, `SourceUnsuitable`."""
         channel, call = self._call({"": "current"}, timeout_seconds)
         try:
             for response in call:
@@ -287,10 +279,8 @@ class VStream:
 
 class VStreamSource:
     """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: options of `VStream`.
-
     ``read_purged``: reads the position that a tablet has purged. It is called if two streams in a row bring nothing:
-    at first vtgate may only be looking for a tablet, and one made from a backup has purged more than others.
-    """
+    at first vtgate may only be looking for a tablet, and one made from a backup has purged more than others."""
 
     def __init__(
         self,

@@ -111,10 +111,8 @@ class ShardAssembler:
         return self._progress.position
 
     def add(self, event: pb.VEvent) -> list[Transaction]:
-        """Take one event of this shard; what it completed. Raises `StreamStopped`.
-
-        After a journal of resharding (see ``journal``) nothing is delivered any more.
-        """
+        """Take one event of this shard; what it completed. Raises `StreamStopped`. After a journal of resharding (see
+        ``journal``) nothing is delivered any more."""
         kind = event.type
         if kind in _NOTHING_TO_DO:
             return []

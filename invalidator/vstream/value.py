@@ -165,10 +165,6 @@ def _read_decimal(data: bytes) -> object:
     return value if value.is_finite() else UNREADABLE
 
 
-def _read_date(data: bytes) -> date:
-    return date.fromisoformat(data.decode("ascii"))
-
-
 def _read_datetime(data: bytes) -> datetime:
     """Naive: TIMESTAMP is in UTC. Raises ValueError for a date that does not exist, 0000-00-00 among them."""
     text = data.decode("ascii")
@@ -210,7 +206,7 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
     FLOAT64: float,
     DECIMAL: _read_decimal,
     TIMESTAMP: _read_datetime,
-    DATE: _read_date,
+    DATE: lambda data: date.fromisoformat(data.decode("ascii")),
     TIME: _read_time,
     DATETIME: _read_datetime,
     JSON: _read_json,

@@ -75,10 +75,8 @@ class Checked:
 
 
 def merge_folder(archive: str, folder: str) -> Merged:
-    """Merge the files of one folder, if there are several. Raises `FormatError`.
-
-    Several attempts may run at once, on executors that do not know each other: each makes the same file.
-    """
+    """Merge the files of one folder, if there are several. Raises `FormatError`. Several attempts may run at once, on
+    executors that do not know each other: each makes the same file."""
     reader, place = ArchiveFolder(archive), Path(folder)
     inputs, outputs, rows, before, after = 0, 0, 0, 0, 0
     for _, group in groupby(_mergeable(place), key=lambda file: file.lineage_hash):

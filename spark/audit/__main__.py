@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from freshness.errors import ConfigError, FormatError, FreshnessError, required_packages
 
@@ -19,9 +21,10 @@ with required_packages("spark.audit", "spark"):
     from rich.console import Console
 
     from spark.arguments import parse_arguments
-    from spark.audit.choice import ENGINES, open_engine
+    from spark.audit.engine.local import LocalEngine
     from spark.audit.engine.progress import Progress
-    from spark.audit.input.recording import open_actions, open_changes
+    from spark.audit.engine.step import Engine
+    from spark.audit.input.recording import list_files, open_actions, open_changes
     from spark.audit.input.window import ALL, Window
     from spark.audit.job import audit
     from spark.audit.model.finding import Rules
@@ -35,7 +38,12 @@ with required_packages("spark.audit", "spark"):
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.audit.engine.step import Engine
+
+ENGINES: Final = ("auto", "local", "spark")
+LOCAL_BYTES_MAX: Final = 8 << 30
+"""Files up to which one process audits a history, about 100 million events."""
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit."""
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
@@ -59,6 +67,32 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     else:
         print_summary(summary, Console(width=None if sys.stdout.isatty() else 160))
     return summary.exit_code
+
+
+@contextmanager
+def open_engine(
+    wanted: str,
+    folders: Sequence[str],
+    progress: Progress,
+    *,
+    master: str | None = None,
+    session: SparkSession | None = None,
+) -> Iterator[Engine]:
+    """The engine of one audit of ``folders``. ``wanted``: one of `ENGINES`; "auto" is Spark for a session or a master
+    that was given, under spark-submit, and for more than `LOCAL_BYTES_MAX`. Raises the errors of the steps, without
+    Spark's words around them."""
+    is_spark = session is not None or master is not None or _SUBMITTED in os.environ
+    if wanted == "auto" and not is_spark:
+        size = sum(info.size for each in folders for info in list_files(open_folder(each)))
+        is_spark = size > LOCAL_BYTES_MAX
+        progress.tell(f"engine: {'spark' if is_spark else 'local'}, for {size / 1e6:,.1f} MB of history")
+    if wanted == "local" or not (is_spark or wanted == "spark"):
+        yield LocalEngine(progress)
+        return
+    with required_packages("spark.audit on Spark", "spark"):
+        from spark.audit.engine.cluster import open_spark
+    with open_spark(progress, master, session) as engine:
+        yield engine
 
 
 def _run(engine: Engine, options: argparse.Namespace) -> Summary:

@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Final
@@ -106,7 +107,7 @@ def audit(
     )
     kept = survey.kept
     context = find_context(survey.shuffled, survey.spread, survey.rules, kept.known, ROWS_PER_PIECE)
-    step = JudgeStep(survey.rules, kept.known, context)
+    step = partial(judge_piece, survey.rules, kept.known, context)
     replayed = survey.shuffled.reduce("replay", step, context.number())
     tally = sum_tallies(replayed)
     found = context.merge(read_findings(replayed), tally)
@@ -134,35 +135,30 @@ def audit(
 # -- the step that judges --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeStep:
+def judge_piece(
+    rules: Rules, known: Knowledge, context: Context, piece: int, table: pyarrow.Table
+) -> Iterator[tuple[str, pyarrow.Table]]:
     """A step for each piece: ``findings``, ``pending``, one ``tally``. ``context``: context of items in several
     pieces."""
-
-    rules: Rules
-    known: Knowledge
-    context: Context
-
-    def __call__(self, piece: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-        tally = Tally()
-        rows = self.context.complete(piece, table)
-        is_whole = self.context.is_whole(piece)
-        found: list[Finding] = []
-        pending: list[PendingChange] = []
-        judges = judge if is_whole else judge_segment
-        for each in judges(rows, self.rules, self.known, tally) if rows.num_rows else ():
-            if isinstance(each, PendingChange):
-                pending.append(each)
-            else:
-                found.append(each)
-        if found:
-            yield "findings", to_table(map(_cells, found), FINDING)
-        if pending:
-            yield "pending", to_table(pending, PENDING)
-        if not is_whole:
-            for name in (*(() if self.context.is_first(piece) else OF_ITEM), POISONED):
-                del tally.counts[name]
-        yield "tally", to_table([tally.to_row()], TALLY)
+    tally = Tally()
+    rows = context.complete(piece, table)
+    is_whole = context.is_whole(piece)
+    found: list[Finding] = []
+    pending: list[PendingChange] = []
+    judges = judge if is_whole else judge_segment
+    for each in judges(rows, rules, known, tally) if rows.num_rows else ():
+        if isinstance(each, PendingChange):
+            pending.append(each)
+        else:
+            found.append(each)
+    if found:
+        yield "findings", to_table(map(_cells, found), FINDING)
+    if pending:
+        yield "pending", to_table(pending, PENDING)
+    if not is_whole:
+        for name in (*(() if context.is_first(piece) else OF_ITEM), POISONED):
+            del tally.counts[name]
+    yield "tally", to_table([tally.to_row()], TALLY)
 
 
 _cells = attrgetter(*FINDING.names)
@@ -209,11 +205,9 @@ def read_findings(replayed: Tables) -> list[Finding]:
 def judge_clocks(
     findings: Iterable[Finding], tally: Tally, names: Names
 ) -> tuple[list[Finding], frozenset[int]]:
-    """The findings that stand, and the clients whose clocks are wrong.
-
-    A finding that rests on a wrong clock proves nothing: it is counted as unknown in ``tally``, and so are the hits
-    of such a client. Each wrong clock is one finding itself.
-    """
+    """The findings that stand, and the clients whose clocks are wrong. A finding that rests on a wrong clock proves
+    nothing: it is counted as unknown in ``tally``, and so are the hits of such a client. Each wrong clock is one
+    finding itself."""
     clocks: dict[tuple[str, tuple[int, ...]], list[Finding]] = {}
     others = []
     for each in findings:

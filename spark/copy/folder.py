@@ -92,11 +92,9 @@ class FolderTarget:
 
 
 def require_format(session: SparkSession, out: Path, file_format: str) -> None:
-    """Write a row into a folder, read it back, and compare. Raises `ConfigError` if that fails.
-
-    A format without its package, or with one that is made for another Spark, one that writes elsewhere than to a
-    folder (jdbc, kafka), and one that keeps no types (csv, json) are found out before the first row is read.
-    """
+    """Write a row into a folder, read it back, and compare. Raises `ConfigError` if that fails. A format without its
+    package, or with one that is made for another Spark, one that writes elsewhere than to a folder (jdbc, kafka), and
+    one that keeps no types (csv, json) are found out before the first row is read."""
     if file_format == PARQUET:
         return
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=out) as folder:

@@ -75,10 +75,8 @@ class CopyColumn:
     length: int = 0
 
     def to_cell(self, value: Any) -> Any:
-        """A value as PyMySQL or the log gives it, as the copy holds it. A zero date is null.
-
-        Raises KeyError for any other value of the log that cannot be read.
-        """
+        """A value as PyMySQL or the log gives it, as the copy holds it. A zero date is null. Raises KeyError for any
+        other value of the log that cannot be read."""
         if value is UNREADABLE and not isinstance(self.type, DateType | TimestampNTZType):
             raise KeyError(f"the value of {self.name} cannot be told")
         if value is None or value is UNREADABLE:
@@ -141,10 +139,8 @@ class CopyTable:
         return (self._key(lineage, cells), *cells.values())
 
     def to_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-        """Decode a row of the update stream: a row is gone, is there now, or both, if its key changed.
-
-        A change that lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole.
-        """
+        """Decode a row of the update stream: a row is gone, is there now, or both, if its key changed. A change that
+        lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole."""
         lineage, place = change["lineage"], (change["ordinal"], change["row"])
         before, after = self._images(change)
         try:
@@ -157,10 +153,8 @@ class CopyTable:
 
     def to_undone_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """The same for a change that is taken back: the row is there again as it was before, and places fall, so that
-        of several the oldest is the newest.
-
-        The image before must be whole: a column that it lacks cannot come from the image after.
-        """
+        of several the oldest is the newest. The image before must be whole: a column that it lacks cannot come from
+        the image after."""
         lineage, place = change["lineage"], (-change["ordinal"], -change["row"])
         before, after = self._images(change)
         try:
@@ -275,10 +269,8 @@ ReadingBegin: TypeAlias = Callable[[Connection], AbstractContextManager[object]]
 
 @contextmanager
 def reading_shown(shard: Shard, position: Position, connection: Connection) -> Iterator[None]:
-    """A transaction on a tablet of Vitess that shows the position, for any number of rows.
-
-    Raises `SourceUnavailable` if the tablet does not show it, as after a failover that lost commits.
-    """
+    """A transaction on a tablet of Vitess that shows the position, for any number of rows. Raises `SourceUnavailable`
+    if the tablet does not show it, as after a failover that lost commits."""
     _run(connection, "SET workload = 'olap'")
     with reading_above(connection, position.flavor, shard) as low:
         if not low.position.contains(position):

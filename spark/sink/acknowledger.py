@@ -38,10 +38,8 @@ class Acknowledger(Applier):
         return Permit.of(self.joined)
 
     def commit(self, parts: Sequence[Part], permit: Permit) -> Procedure[None]:
-        """Acknowledge a micro-batch on every node that was joined throughout, and took all of it.
-
-        Raises `StreamStopped` if the batch is not whole: then nothing is acknowledged.
-        """
+        """Acknowledge a micro-batch on every node that was joined throughout, and took all of it. Raises
+        `StreamStopped` if the batch is not whole: then nothing is acknowledged."""
         before, streamed = require_whole(self.lineage, parts)
         failed = {node: why for part in parts for node, why in part.failed.items()}
         beats = [beat for part in parts for beat in part.heartbeats.values()]

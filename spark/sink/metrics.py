@@ -13,10 +13,8 @@ from spark.stream.progress import QueryMetrics
 
 
 class SinkMetrics(Collector):
-    """One registry for one driver. The keepers are asked when somebody scrapes.
-
-    ``keepers``: the job's own, once it is there, and that of a stand-in, while it is at work.
-    """
+    """One registry for one driver. The keepers are asked when somebody scrapes. ``keepers``: the job's own, once it
+    is there, and that of a stand-in, while it is at work."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

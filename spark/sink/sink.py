@@ -128,9 +128,7 @@ def _make_source(plan: SinkPlan, keeper: KeeperAddress, path: str) -> type:
 @contextmanager
 def open_sink(session: SparkSession, config: Config) -> Iterator[Keeper]:
     """While it is open, ``writeStream.format("freshness")`` works in this session. Stop the query before it ends.
-
-    Raises `ConfigError`, and what connecting to the primaries raises.
-    """
+    Raises `ConfigError`, and what connecting to the primaries raises."""
     if config.cache.backend == "memory":
         raise ConfigError('cache.backend = "memory" has no nodes that executors could reach')
     unknown = [name for name, each in config.keyspaces.items() if each.flavor not in FLAVORS]

@@ -38,10 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class StandIn:
-    """A thread, from `__enter__` to `__exit__`. ``source``: options of the update stream, of a service.
-
-    ``is_late``: function that returns True if the cluster is late.
-    """
+    """A thread, from `__enter__` to `__exit__`. ``source``: options of the update stream, of a service. ``is_late``:
+    function that returns True if the cluster is late."""
 
     def __init__(
         self, config: Config, source: Mapping[str, str], is_late: Callable[[], bool] = lambda: True

@@ -151,10 +151,8 @@ class ArchiveFolder:
     def read(
         self, keyspace: str, lineage: str, span: FileSpan, columns: Sequence[str], condition: Any = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Rows of the span, in no order that could be relied on. ``condition``: an expression of Arrow.
-
-        A file that was merged into another since it was listed is looked for again. Raises `FormatError`.
-        """
+        """Rows of the span, in no order that could be relied on. ``condition``: an expression of Arrow. A file that
+        was merged into another since it was listed is looked for again. Raises `FormatError`."""
         try:
             yield from self._read_file(span, columns, condition)
         except FileNotFoundError:

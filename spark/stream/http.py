@@ -141,18 +141,13 @@ class LivePiece:
 
 
 def read_piece(
-    piece: LivePiece,
-    clock: Callable[[], float] = time.monotonic,
-    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    piece: LivePiece, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of `freshness.history.columns.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not
-    here.
-
-    The last row is ``empty`` with all of ``end``, including what concerned no table of the stream. Raises
-    `SourceUnavailable` if the stream ends before that, or does not come there in time.
-    """
+    here. The last row is ``empty`` with all of ``end``, including what concerned no table of the stream. Raises
+    `SourceUnavailable` if the stream ends before that, or does not come there in time."""
     ordinal = 0
-    deadline = clock() + PIECE_SECONDS_MAX
+    deadline = time.monotonic() + PIECE_SECONDS_MAX
     held: list[UpdateLine] = []
     last_row = -1
     parameters = {"keyspace": piece.keyspace, "key_range": piece.key_range, "since": piece.since}
@@ -182,9 +177,9 @@ def read_piece(
                     yield from _rows(held, token, ordinal, now_us())
                 held = []
         if not held and _is_delivered(line.resume, piece.end):
-            yield _empty(piece, ordinal + 1, now_us())
+            yield make_mark(piece.keyspace, piece.end, ordinal + 1, "empty", now_us())
             return
-        if clock() > deadline:
+        if time.monotonic() > deadline:
             break
     raise SourceUnavailable(
         f"{piece.service.url}: the stream of {piece.end.lineage} did not bring {piece.end.position}"
@@ -218,10 +213,6 @@ def _rows(
 
 def _to_text(value: Any) -> str | None:
     return None if value is None else json.dumps(value, separators=(",", ":"))
-
-
-def _empty(piece: LivePiece, ordinal: int, received_us: int) -> tuple[Any, ...]:
-    return make_mark(piece.keyspace, piece.end, ordinal, "empty", received_us)
 
 
 def make_mark(keyspace: str, token: EventToken, ordinal: int, op: str, received_us: int) -> tuple[Any, ...]:

@@ -72,11 +72,9 @@ def register(session: SparkSession) -> None:
 
 
 def start_query(writer: DataStreamWriter) -> StreamingQuery:
-    """Start a query over the stream: it has begun to read, or has ended, when this returns.
-
-    Spark allows the stream's Python process ten seconds to start, which a busy machine may exceed. Nothing has been
-    read then, and the query is started again. Raises `SourceUnavailable` if that does not help.
-    """
+    """Start a query over the stream: it has begun to read, or has ended, when this returns. Spark allows the stream's
+    Python process ten seconds to start, which a busy machine may exceed. Nothing has been read then, and the query is
+    started again. Raises `SourceUnavailable` if that does not help."""
     for _ in range(STARTS_MAX):
         query = writer.start()
         while query.isActive and query.status["message"].startswith("Initializing"):

@@ -77,10 +77,8 @@ class PositionPair:
     copied: Mapping[str, Position]
 
     def tell(self, layout: CopyTable, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
-        """Changes with the columns of `told_schema`: one that is to be taken back as what it leaves then.
-
-        A change that both positions have, or neither, stays as it is, for the check of the order.
-        """
+        """Changes with the columns of `told_schema`: one that is to be taken back as what it leaves then. A change
+        that both positions have, or neither, stays as it is, for the check of the order."""
 
         @lru_cache(GTIDS_KEPT_MAX)
         def locate(lineage: str, gtid: str) -> tuple[bool, bool]:

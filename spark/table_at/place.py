@@ -44,10 +44,8 @@ class PlaceFinder:
 
     def find(self, moment: Moment) -> dict[str, EventToken]:
         """By lineage the position that is wanted, all of it in the archive, and of the archive's beginning or later.
-
         Raises `ConfigError` for a moment of other lineages or of another keyspace, `HistoryPurged` for one from
-        before the archive, `SourceUnavailable` for one after its end.
-        """
+        before the archive, `SourceUnavailable` for one after its end."""
         if isinstance(moment, int):
             return self._find_time(moment)
         if isinstance(moment, EventToken):

@@ -69,10 +69,8 @@ class UniformRow:
 
 
 class NumberReader:
-    """The items of rows that are all alike and whose keys are numbers: all in one piece of text, which is cut.
-
-    That needs a format as long as the rows are many. The formats of an event's usual sizes are kept.
-    """
+    """The items of rows that are all alike and whose keys are numbers: all in one piece of text, which is cut. That
+    needs a format as long as the rows are many. The formats of an event's usual sizes are kept."""
 
     def __init__(self, row_format: str, template: bytes) -> None:
         """``template``: an item, with the numbers of one row left open."""
@@ -101,10 +99,8 @@ def find_uniform_row(
     start: int,
     end: int,
 ) -> UniformRow | None:
-    """The row at ``start``; None if it does not end before ``end``, or is one of few.
-
-    ``images``: their letters, and the columns in them.
-    """
+    """The row at ``start``; None if it does not end before ``end``, or is one of few. ``images``: their letters, and
+    the columns in them."""
     marks: list[tuple[int, int]] = []
     values: list[tuple[str, tuple[int, int] | None]] = []
     place = start

@@ -56,10 +56,8 @@ class RowTable(MappedTable):
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
     """One row event. ``table`` is None if it only ends a statement. With a ``problem`` the rows are not known.
-    ``is_past``: flag, True if it has rows, and all are of the past of a system-versioned table.
-
-    ``items``: cache items that its rows concern, if items were asked for instead of ``changes``, else None.
-    """
+    ``is_past``: flag, True if it has rows, and all are of the past of a system-versioned table. ``items``: cache
+    items that its rows concern, if items were asked for instead of ``changes``, else None."""
 
     table: MappedTable | None
     op: Operation

@@ -78,11 +78,9 @@ def _find_text_shape(column: MappedColumn, flavor: str) -> Shape:
 def read_row(
     image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
 ) -> dict[str, object] | None:
-    """The row that a client reads with ``SELECT *``, its columns in their order; None if the log does not show it.
-
-    An image that leaves columns out (binlog_row_image) is not a row, and one with other columns than the layout's is
-    from another time.
-    """
+    """The row that a client reads with ``SELECT *``, its columns in their order; None if the log does not show it. An
+    image that leaves columns out (binlog_row_image) is not a row, and one with other columns than the layout's is
+    from another time."""
     if image is None or shapes is None or layout is None:
         return None
     if image.keys() != shapes.keys() or image.keys() != layout.columns:

@@ -157,14 +157,6 @@ def _decode_old_datetime(raw: bytes) -> object:
     return _naive(year, month, day, time // 10000, time // 100 % 100, time % 100)
 
 
-def _decode_timestamp(raw: bytes) -> object:
-    return _to_timestamp(int.from_bytes(raw[:4], "big"), decode_fraction(raw[4:]))
-
-
-def _decode_old_timestamp(raw: bytes) -> object:
-    return _to_timestamp(int.from_bytes(raw, "little"), 0)
-
-
 def _to_timestamp(seconds: int, microseconds: int) -> object:
     """In UTC. The zero date stands as the first second of 1970, which no TIMESTAMP holds."""
     return _EPOCH + timedelta(seconds=seconds, microseconds=microseconds) if seconds else UNREADABLE
@@ -195,8 +187,8 @@ _DECODERS: Final[dict[int, Callable[[bytes], object]]] = {
     types.NEWDATE: _decode_date,
     types.DATETIME: _decode_old_datetime,
     types.DATETIME2: _decode_datetime,
-    types.TIMESTAMP: _decode_old_timestamp,
-    types.TIMESTAMP2: _decode_timestamp,
+    types.TIMESTAMP: lambda raw: _to_timestamp(int.from_bytes(raw, "little"), 0),
+    types.TIMESTAMP2: lambda raw: _to_timestamp(int.from_bytes(raw[:4], "big"), decode_fraction(raw[4:])),
     types.TIME: _decode_old_time,
     types.TIME2: _decode_time,
     types.JSON: decode_json,

@@ -60,12 +60,9 @@ _LARGE: Final = _Layout(struct.Struct("<I"), struct.Struct("<BI"), struct.Struct
 
 
 def decode_json(data: bytes) -> object:
-    """The document.
-
-    `UNREADABLE` for a JSON null, as which the server also reads no bytes at all: None is NULL. The same for a
-    document with a value that Python cannot hold exactly: a TIME that is not a time of day, bytes that are not text.
-    Raises `FormatError`, and struct.error or IndexError for bytes that end early.
-    """
+    """The document. `UNREADABLE` for a JSON null, as which the server also reads no bytes at all: None is NULL. The
+    same for a document with a value that Python cannot hold exactly: a TIME that is not a time of day, bytes that are
+    not text. Raises `FormatError`, and struct.error or IndexError for bytes that end early."""
     if not data:
         return UNREADABLE
     try:

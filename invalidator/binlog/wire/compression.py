@@ -61,11 +61,8 @@ def unpack_query(event: LogEvent, post_header_length: int = 13) -> LogEvent:
 
 
 def unpack_transaction(event: LogEvent) -> Iterator[bytes]:
-    """The events of a TRANSACTION_PAYLOAD as packets (with the OK byte), one after the other.
-
-    They have no checksums. If the events of the log have one, zero bytes stand in its place, so that all are read
-    alike.
-    """
+    """The events of a TRANSACTION_PAYLOAD as packets (with the OK byte), one after the other. They have no checksums.
+    If the events of the log have one, zero bytes stand in its place, so that all are read alike."""
     trailer = bytes(len(event.packet) - event.end)
     method, length, content = _read_payload(event)
     if method == _METHOD_NONE:

@@ -96,7 +96,7 @@ def find_decoder(column: MappedColumn, flavor: str) -> Decode:
         return decode if kind not in COMPRESSED else lambda raw: decode(decompress_field(raw))
     match kind:
         case types.YEAR:
-            return decode_year
+            return lambda raw: raw[0] + 1900 if raw[0] else 0
         case types.NEWDECIMAL:
             return decimal_decoder(column.width, column.scale)
         case types.FLOAT | types.DOUBLE:
@@ -124,10 +124,6 @@ def decode_labels(column: MappedColumn, flavor: str) -> list[object]:
     """The labels of an ENUM or SET; `UNREADABLE` for one that cannot be decoded exactly."""
     decode = text_decoder(column.collation, flavor)
     return [decode(label) for label in column.labels]
-
-
-def decode_year(raw: bytes) -> int:
-    return raw[0] + 1900 if raw[0] else 0
 
 
 def decimal_bytes(precision: int, scale: int) -> int:

@@ -49,12 +49,12 @@ def check_sum(packet: bytes) -> None:
 
 
 class PacketReader:
-    """The packets that come on one socket, from the answer to a request on. Keeps to the socket's own timeout."""
+    """The packets that come on one socket, from the answer to a request of one packet on. Keeps to the socket's own
+    timeout."""
 
-    def __init__(self, connection: socket.socket, next_number: int = 1) -> None:
-        """``next_number``: number of the first packet, 1 after a request of one packet."""
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._number = next_number
+        self._number = 1
         self._buffer = mmap.mmap(-1, RECEIVE_BYTES)
         self._place = self._end = 0
         self._parts: list[bytes] = []

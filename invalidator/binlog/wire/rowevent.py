@@ -74,11 +74,8 @@ def not_announced(event: LogEvent, table_id: bytes) -> StreamStopped:
 
 def read_bitmaps(event: LogEvent, columns_count: int, json_bytes: int) -> tuple[ImageBitmaps, int]:
     """The bitmaps of a row event that is not compressed, and the place of its first row. Raises `FormatError`, and
-    IndexError if the event ends early.
-
-    ``columns_count``: number of columns in the table map; ``json_bytes``: size of its JSON bitmap, which has a bit
-    for each JSON column, in bytes.
-    """
+    IndexError if the event ends early. ``columns_count``: number of columns in the table map; ``json_bytes``: size of
+    its JSON bitmap, which has a bit for each JSON column, in bytes."""
     packet, kind = event.packet, event.kind
     place = event.start + _FIXED_BYTES
     if kind not in _FIRST_VERSION:

@@ -61,15 +61,10 @@ _PART: Final = "\x1e"
 # -- rows of a previous audit -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RowStep:
+def read_kept(spread: Spread, parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step over rows that a previous audit kept."""
-
-    spread: Spread
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        for batch in read_parts(parts, REPLAY.names):
-            yield from self.spread.divide(pyarrow.Table.from_batches([batch]).cast(REPLAY))
+    for batch in read_parts(parts, REPLAY.names):
+        yield from spread.divide(pyarrow.Table.from_batches([batch]).cast(REPLAY))
 
 
 # -- changes ---------------------------------------------------------------------------------------------
@@ -85,10 +80,8 @@ _OBJECT: Final = "^(?P<object>[^:]*:[^:]*):"
 
 @dataclass(frozen=True, slots=True)
 class ChangeStep:
-    """A step: a row (`REPLAY`) for each item of each change.
-
-    ``duplicates``: (lineage, first ordinal, last ordinal) of transactions that were archived again.
-    """
+    """A step: a row (`REPLAY`) for each item of each change. ``duplicates``: (lineage, first ordinal, last ordinal)
+    of transactions that were archived again."""
 
     spread: Spread
     duplicates: Sequence[tuple[int, int, int]]

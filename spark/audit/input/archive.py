@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -24,9 +25,9 @@ from spark.audit.input.heads import (
     ODD,
     TIME,
     Island,
-    OddTimeStep,
-    TimeStep,
     find_islands,
+    find_odd_times,
+    find_times,
     merge_others,
 )
 from spark.audit.input.recording import RecordedFiles
@@ -98,10 +99,8 @@ def read_archive(
     engine: Engine, changes: RecordedFiles, rules: Rules, previous: Archive | None = None
 ) -> Archive:
     """The order and the damages of an archive that continues ``previous``. A damage is reported once, by the audit of
-    its own part.
-
-    Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX` runs.
-    """
+    its own part. Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX`
+    runs."""
     told = engine.scan("order of the archive", changes.parts, find_islands)
     tables = [told["islands"]] if "islands" in told else []
     if "others" in told:
@@ -335,7 +334,7 @@ def _read_times(
 ) -> pyarrow.Table:
     """`TIME`, once for each bucket."""
     firsts = {number: lineage.first for number, lineage in lineages.items()}
-    told = engine.scan("times of the archive", changes.parts, TimeStep(firsts, bucket))
+    told = engine.scan("times of the archive", changes.parts, partial(find_times, firsts, bucket))
     times = told.get("times", TIME.empty_table())
     # A few more than there are buckets: sorting them takes less memory than Arrow's hash table.
     columns = {name: times.column(name).to_numpy() for name in TIME.names}
@@ -386,7 +385,7 @@ def _find_odd_times(
     if a bucket of ordinals may have one. Raises `FormatError` for more than `ODD_TIMES_MAX`."""
     if not any(_may_be_odd(times, number, lineage, rules) for number, lineage in lineages.items()):
         return []
-    told = engine.scan("odd times", changes.parts, OddTimeStep(lineages, rules.clock_wrong_us))
+    told = engine.scan("odd times", changes.parts, partial(find_odd_times, lineages, rules.clock_wrong_us))
     rows = told["odd"].group_by(ODD.names).aggregate([]) if "odd" in told else ODD.empty_table()
     if rows.num_rows > ODD_TIMES_MAX:
         raise FormatError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -144,11 +145,9 @@ def find_archive_holes(archive: Archive, told: frozenset[tuple[int, str, int]]) 
 
 
 def find_gtid_gaps(holes: Sequence[Hole], held: Mapping[int, tuple[int, int, int]]) -> list[Damage]:
-    """Holes of which some server had executed a number: nothing was invalidated for those changes.
-
-    Numbers that no position names were never executed (Group Replication hands out blocks). ``held``: by hole, when a
-    position that holds a number of it was first recorded, by which client, in which action.
-    """
+    """Holes of which some server had executed a number: nothing was invalidated for those changes. Numbers that no
+    position names were never executed (Group Replication hands out blocks). ``held``: by hole, when a position that
+    holds a number of it was first recorded, by which client, in which action."""
     damages = []
     for at, (begin_us, client, sequence) in sorted(held.items()):
         hole = holes[at]
@@ -178,10 +177,8 @@ def name_violations(
     records: Mapping[Key, HistoryRecord],
     items: Mapping[tuple[int, int], bytes],
 ) -> pyarrow.Table:
-    """Findings and damages as `VIOLATION`, with the records that show them.
-
-    ``items``: items that an earlier audit left open, whose records may be in its history only.
-    """
+    """Findings and damages as `VIOLATION`, with the records that show them. ``items``: items that an earlier audit
+    left open, whose records may be in its history only."""
     rows = [_name_finding(each, names, records, items) for each in findings]
     rows += [_name_damage(each, names, records) for each in damages]
     rows.sort(key=lambda row: (row[0], row[1], row[2] or b"", row[9] or 0, row[7] or 0, row[12]))
@@ -280,7 +277,7 @@ def read_records(
         ("changes", changes, _CHANGE_KEYS, _CHANGE_FIELDS, [key for key in wanted if key[2] != NO_ROW]),
     ):
         if keys:
-            step = RecordStep(columns, fields, numpy.array(sorted(keys), numpy.int64))
+            step = partial(find_records, columns, fields, numpy.array(sorted(keys), numpy.int64))
             told = engine.scan(f"evidence in {what}", recording.parts, step)
             for row in told["records"].to_pylist() if "records" in told else ():
                 key = row["source"], row["sequence"], row["row"]
@@ -288,30 +285,28 @@ def read_records(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class RecordStep:
-    """A step: ``records`` (`_RECORD`). ``keys``: the columns of a source, its number and, of changes, the row;
+def find_records(
+    names: tuple[str, ...],
+    fields: tuple[str, ...],
+    wanted: numpy.ndarray[Any, Any],
+    parts: Iterable[ScanPart],
+) -> Iterator[Told]:
+    """A step: ``records`` (`_RECORD`). ``names``: the columns of a source, its number and, of changes, the row;
     ``fields``: the columns of a record. ``wanted``: (n, 3), keys."""
-
-    keys: tuple[str, ...]
-    fields: tuple[str, ...]
-    wanted: numpy.ndarray[Any, Any]
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        for part in parts:
-            assert isinstance(part, RowPart)
-            found, base = dict[int, Key](), 0
-            for batch in part.read_batches(self.keys):
-                name, number, *row = (batch.column(each) for each in self.keys)
-                sequence = number.to_numpy()
-                at = numpy.flatnonzero(numpy.isin(sequence, self.wanted[:, 1]))
-                source = hash_names(name.take(pyarrow.array(at)))
-                # A transaction without rows has the row -1.
-                rows = numpy.maximum(row[0].to_numpy()[at], 0) if row else numpy.full(len(at), NO_ROW)
-                keys = zip(source.tolist(), sequence[at].tolist(), rows.tolist(), strict=True)
-                found.update(zip((base + at).tolist(), keys, strict=True))
-                base += len(sequence)
-            yield from _tell(part, self.wanted, found, self.fields)
+    for part in parts:
+        assert isinstance(part, RowPart)
+        found, base = dict[int, Key](), 0
+        for batch in part.read_batches(names):
+            name, number, *row = (batch.column(each) for each in names)
+            sequence = number.to_numpy()
+            at = numpy.flatnonzero(numpy.isin(sequence, wanted[:, 1]))
+            source = hash_names(name.take(pyarrow.array(at)))
+            # A transaction without rows has the row -1.
+            rows = numpy.maximum(row[0].to_numpy()[at], 0) if row else numpy.full(len(at), NO_ROW)
+            keys = zip(source.tolist(), sequence[at].tolist(), rows.tolist(), strict=True)
+            found.update(zip((base + at).tolist(), keys, strict=True))
+            base += len(sequence)
+        yield from _tell(part, wanted, found, fields)
 
 
 def _tell(

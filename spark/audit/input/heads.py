@@ -7,7 +7,6 @@ islands of several parts that touch are merged by `spark.audit.input.archive`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -63,10 +62,7 @@ class Island(NamedTuple):
 def find_islands(parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step. ``islands``; ``raises``: (lineage, table, ordinal) of statements that changed a table as a whole;
     ``others``: transactions without changes of rows, of which several rows are one. Raises `FormatError` for a GTID
-    that cannot be read.
-
-    A transaction with changes has a row 0, one without anything is ``empty``.
-    """
+    that cannot be read. A transaction with changes has a row 0, one without anything is ``empty``."""
     for batch in read_parts(parts, _COLUMNS):
         table = pyarrow.Table.from_batches([batch])
         is_whole, is_bare = _find_heads(batch)
@@ -169,46 +165,36 @@ def _read_heads(parts: Iterable[ScanPart]) -> Iterator[_Heads]:
             yield _Heads(hash_name(name), *(column[mine] for column in columns))
 
 
-@dataclass(frozen=True, slots=True)
-class TimeStep:
+def find_times(firsts: Mapping[int, int], bucket: int, parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step. ``times`` (`TIME`): of each bucket of ordinals the latest time that was not after its receipt, the
     earliest time, and how far one was ahead of its receipt. ``firsts``: first ordinal of each lineage."""
-
-    firsts: Mapping[int, int]
-    bucket: int
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        for heads in _read_heads(parts):
-            at = (heads.ordinal - self.firsts[heads.number]) // self.bucket
-            order = numpy.argsort(at, kind="stable")
-            at = at[order]
-            starts = numpy.flatnonzero(numpy.append(True, numpy.diff(at) != 0))
-            timestamp, received = heads.timestamp_us[order], heads.received_us[order]
-            columns = (
-                numpy.full(len(starts), heads.number),
-                at[starts],
-                numpy.maximum.reduceat(numpy.minimum(timestamp, received), starts),
-                numpy.minimum.reduceat(timestamp, starts),
-                numpy.maximum.reduceat(timestamp - received, starts),
-            )
-            yield "times", pyarrow.Table.from_arrays(list(map(pyarrow.array, columns)), schema=TIME)
+    for heads in _read_heads(parts):
+        at = (heads.ordinal - firsts[heads.number]) // bucket
+        order = numpy.argsort(at, kind="stable")
+        at = at[order]
+        starts = numpy.flatnonzero(numpy.append(True, numpy.diff(at) != 0))
+        timestamp, received = heads.timestamp_us[order], heads.received_us[order]
+        columns = (
+            numpy.full(len(starts), heads.number),
+            at[starts],
+            numpy.maximum.reduceat(numpy.minimum(timestamp, received), starts),
+            numpy.minimum.reduceat(timestamp, starts),
+            numpy.maximum.reduceat(timestamp - received, starts),
+        )
+        yield "times", pyarrow.Table.from_arrays(list(map(pyarrow.array, columns)), schema=TIME)
 
 
-@dataclass(frozen=True, slots=True)
-class OddTimeStep:
+def find_odd_times(
+    lineages: Mapping[int, Lineage], clock_wrong_us: int, parts: Iterable[ScanPart]
+) -> Iterator[Told]:
     """A step. ``odd`` (`ODD`): commits whose time is far before that of an earlier one, or after their receipt."""
-
-    lineages: Mapping[int, Lineage]
-    clock_wrong_us: int
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        for heads in _read_heads(parts):
-            lineage = self.lineages[heads.number]
-            before = (heads.ordinal - lineage.first) // lineage.bucket - 1
-            stamps = heads.timestamp_us
-            latest = numpy.where(before >= 0, lineage.times[numpy.maximum(before, 0)], stamps)
-            ahead = stamps - heads.received_us
-            by_us = numpy.where(ahead > self.clock_wrong_us, ahead, stamps - latest)
-            odd = numpy.abs(by_us) > self.clock_wrong_us
-            rows = zip(heads.ordinal[odd].tolist(), stamps[odd].tolist(), by_us[odd].tolist(), strict=True)
-            yield "odd", to_table(((heads.number, *row) for row in rows), ODD)
+    for heads in _read_heads(parts):
+        lineage = lineages[heads.number]
+        before = (heads.ordinal - lineage.first) // lineage.bucket - 1
+        stamps = heads.timestamp_us
+        latest = numpy.where(before >= 0, lineage.times[numpy.maximum(before, 0)], stamps)
+        ahead = stamps - heads.received_us
+        by_us = numpy.where(ahead > clock_wrong_us, ahead, stamps - latest)
+        odd = numpy.abs(by_us) > clock_wrong_us
+        rows = zip(heads.ordinal[odd].tolist(), stamps[odd].tolist(), by_us[odd].tolist(), strict=True)
+        yield "odd", to_table(((heads.number, *row) for row in rows), ODD)

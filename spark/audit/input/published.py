@@ -157,10 +157,6 @@ def _fold_lives(lives: pyarrow.Table) -> pyarrow.Table:
     return lives.group_by([*_PLACE, "floor"]).aggregate(_FOLDS).rename_columns(_LIVES.names)
 
 
-def _fold_acks(acks: pyarrow.Table) -> pyarrow.Table:
-    return acks.group_by([*_PLACE, "ordinal"]).aggregate([("end_us", "min")]).rename_columns(_ACKS.names)
-
-
 def _fold_held(held: pyarrow.Table) -> pyarrow.Table:
     """For each hole the first action."""
     rows = sorted(zip(*(held.column(name).to_pylist() for name in _HELD.names), strict=True))
@@ -190,9 +186,9 @@ def read_acks(told: pyarrow.Table | None) -> dict[tuple[int, int, int, int], int
     """By (node, lineage, life, ordinal): when a change of a whole table was acknowledged."""
     if told is None:
         return {}
+    acks = told.group_by([*_PLACE, "ordinal"]).aggregate([("end_us", "min")]).rename_columns(_ACKS.names)
     return {
-        (row["node"], row["lineage"], row["life"], row["ordinal"]): row["end_us"]
-        for row in _fold_acks(told).to_pylist()
+        (row["node"], row["lineage"], row["life"], row["ordinal"]): row["end_us"] for row in acks.to_pylist()
     }
 
 

@@ -62,13 +62,12 @@ class Window(NamedTuple):
         chosen = clients.pop(SEVERAL, [])
         for its in clients.values():
             its.sort(key=lambda file: (file.sequence, file.path))
-            needed = [at for at, it in enumerate(its) if self._has(it)]
+            needed = [
+                at for at, it in enumerate(its) if self.since_us <= it.last_us and it.first_us <= self.to_us
+            ]
             if needed:
                 chosen += its[needed[0] : needed[-1] + 1]
         return sorted(chosen, key=lambda file: file.path)
-
-    def _has(self, file: Footer) -> bool:
-        return self.since_us <= file.last_us and file.first_us <= self.to_us
 
 
 class _HourFile(NamedTuple):
@@ -82,12 +81,9 @@ SEVERAL: Final = ""
 
 
 class Footer(NamedTuple):
-    """A recorded file by its footer.
-
-    ``rows``: number of rows of each row group. ``client``, ``sequence``, ``first_us``, ``last_us``: client of its
-    actions, number of the first, and their times; `SEVERAL` and all times for a file that does not name them.
-    ``problem``: "" for none.
-    """
+    """A recorded file by its footer. ``rows``: number of rows of each row group. ``client``, ``sequence``,
+    ``first_us``, ``last_us``: client of its actions, number of the first, and their times; `SEVERAL` and all times
+    for a file that does not name them. ``problem``: "" for none."""
 
     path: str
     problem: str

@@ -17,10 +17,8 @@ from spark.audit.model.timeline import ALWAYS, BEFORE_ARCHIVE, FRAGMENTED, NEVER
 
 class Standing(NamedTuple):
     """How an entry at a position stands on its node: since when it is out of date, and must not be served.
-
     ``committed_us``: when the newest transaction it holds was committed, at the earliest. ``unknown``: why it cannot
-    be judged.
-    """
+    be judged."""
 
     life: int = 0
     committed_us: int = NOTHING

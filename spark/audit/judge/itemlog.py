@@ -21,10 +21,8 @@ CHANGES_HELD_MAX: Final = 5_000_000
 
 @dataclass(slots=True)
 class Acks:
-    """Acknowledgements of one node in one life: the time of each change of a log.
-
-    ``best``: earliest time of each change and all after it: a position that lacks the change lacks all of these.
-    """
+    """Acknowledgements of one node in one life: the time of each change of a log. ``best``: earliest time of each
+    change and all after it: a position that lacks the change lacks all of these."""
 
     ends: list[int]
     refs: list[tuple[int, int]]
@@ -42,10 +40,8 @@ class Acks:
 
 
 class Ack(NamedTuple):
-    """The first acknowledgement of a change that a position lacks.
-
-    ``at``: which change; ``missing``: the first that the position lacks.
-    """
+    """The first acknowledgement of a change that a position lacks. ``at``: which change; ``missing``: the first that
+    the position lacks."""
 
     end_us: int
     at: int
@@ -54,10 +50,8 @@ class Ack(NamedTuple):
 
 @dataclass(slots=True)
 class Log:
-    """Changes of the item in one lineage. ``befores``, ``afters``: (is absent, digest), None: not known.
-
-    ``covered``: when each was first invalidated, on any node. ``has_rows``: the item is a row's.
-    """
+    """Changes of the item in one lineage. ``befores``, ``afters``: (is absent, digest), None: not known. ``covered``:
+    when each was first invalidated, on any node. ``has_rows``: the item is a row's."""
 
     ordinals: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)

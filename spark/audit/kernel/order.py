@@ -65,10 +65,8 @@ class Found:
 
 class Changes:
     """All changes by item and lineage (a **log**), then ordinal. Several rows of one transaction are one change.
-
     ``rows``: places in the table, in that order; change ``c`` has ``rows[row_starts[c]:row_starts[c + 1]]``. ``log``:
-    number of each change's log, from 0 on.
-    """
+    number of each change's log, from 0 on."""
 
     def __init__(self, at: Integers, item: Integers, columns: NumberColumns, known: Knowledge) -> None:
         self._lineages = find_distinct(columns["lineage"])
@@ -177,12 +175,9 @@ def find_suffix_minima(groups: Integers, values: Integers, ties: Integers) -> In
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Acknowledgements, one for each change that an invalidation names.
-
-    ``group``: a hash of log, node and life; ``at``: the invalidation's place in the table; ``turn``: its place in the
-    order of the replay; ``is_wide``: True if it names all changes before this one, too; ``is_single``: True if it
-    names single transactions.
-    """
+    """Acknowledgements, one for each change that an invalidation names. ``group``: a hash of log, node and life;
+    ``at``: the invalidation's place in the table; ``turn``: its place in the order of the replay; ``is_wide``: True
+    if it names all changes before this one, too; ``is_single``: True if it names single transactions."""
 
     change: Integers
     group: NDArray[numpy.uint64]
@@ -226,11 +221,9 @@ def read_told(invalidations: Actions, changes: Changes) -> Acknowledged:
 
 
 class AckOrder:
-    """The acknowledged invalidations of each log by node and life, in the order of their changes.
-
-    ``covered``: when each change was first invalidated, on any node. ``odd``: items that were invalidated by single
-    transactions and by prefixes on one node in one life; they must be replayed whole.
-    """
+    """The acknowledged invalidations of each log by node and life, in the order of their changes. ``covered``: when
+    each change was first invalidated, on any node. ``odd``: items that were invalidated by single transactions and by
+    prefixes on one node in one life; they must be replayed whole."""
 
     def __init__(self, invalidations: Actions, changes: Changes) -> None:
         told = read_told(invalidations, changes)

@@ -309,11 +309,8 @@ def _place_plain(
 def encode_stamps(
     lineages: Mapping[str, Lineage], columns: Mapping[str, pyarrow.Array]
 ) -> tuple[pyarrow.BinaryArray, NDArray[numpy.int32]]:
-    """(packed stamps, `BELOW_FLOOR` or 0) of each row.
-
-    ``columns``: lists with an element for each lineage (``lineages``, ``epochs``, ``lives``, ``positions``), and
-    ``floors``, which may be shorter.
-    """
+    """(packed stamps, `BELOW_FLOOR` or 0) of each row. ``columns``: lists with an element for each lineage
+    (``lineages``, ``epochs``, ``lives``, ``positions``), and ``floors``, which may be shorter."""
     counts = {name: _count(columns[name]) for name in columns}
     wanted = counts["lineages"]
     is_whole = numpy.logical_and.reduce([counts[name] == wanted for name in ("epochs", "lives", "positions")])

@@ -19,11 +19,9 @@ from spark.audit.model.timeline import ALWAYS, NEVER, NOTHING
 
 
 class Book:
-    """Facts about each stamp, the same for every entry that has it.
-
-    ``committed``: when its newest transaction was committed at the earliest; ``history``: since when actions of its
-    lineage were recorded; ``lost_until``: until when some are missing.
-    """
+    """Facts about each stamp, the same for every entry that has it. ``committed``: when its newest transaction was
+    committed at the earliest; ``history``: since when actions of its lineage were recorded; ``lost_until``: until
+    when some are missing."""
 
     def __init__(self, book: StampBook, known: Knowledge) -> None:
         count = len(book.lineage)
@@ -43,9 +41,7 @@ class Book:
 class Raised:
     """The effect of statements on whole tables on each stamp: since when it lacks one (``since``), from when on it
     must not be served (``stale_after``), and whether one stands between the row that it knows and it (``hides_row``).
-
-    ``concerns``: True if there is one for the tables of its object.
-    """
+    ``concerns``: True if there is one for the tables of its object."""
 
     since: Integers
     stale_after: Integers
@@ -102,11 +98,9 @@ def _suffix_minima(values: list[int]) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Actions with each of their stamps among the changes and their acknowledgements.
-
-    ``ack_end``, ``ack_change``, ``ack_row``: end, change and row of the earliest acknowledgement of what the stamp
-    lacks. ``is_odd``: True if a stamp holds events out of order that matter to its item.
-    """
+    """Actions with each of their stamps among the changes and their acknowledgements. ``ack_end``, ``ack_change``,
+    ``ack_row``: end, change and row of the earliest acknowledgement of what the stamp lacks. ``is_odd``: True if a
+    stamp holds events out of order that matter to its item."""
 
     found: Found
     ack_end: Integers

@@ -38,11 +38,8 @@ NO_ROW: Final = -1
 
 
 class Reference(NamedTuple):
-    """A record of the history that shows a finding, and its role in that.
-
-    An action is named by the hash of its client and its sequence; a change by the hash of its lineage, its ordinal
-    and its row.
-    """
+    """A record of the history that shows a finding, and its role in that. An action is named by the hash of its
+    client and its sequence; a change by the hash of its lineage, its ordinal and its row."""
 
     role: str
     source: int
@@ -55,10 +52,8 @@ Evidence: TypeAlias = tuple[Reference, ...]
 
 class Life(NamedTuple):
     """The publishes of one life of a node for a lineage: its first times, highest floor and highest progress.
-
     ``since_us``: when that floor was first published; it rises with another list of nodes, and with the objects.
-    ``left_us``: when some of them left last. Times are microseconds, floor and progress are ordinals.
-    """
+    ``left_us``: when some of them left last. Times are microseconds, floor and progress are ordinals."""
 
     life: int
     first_begin_us: int
@@ -146,11 +141,8 @@ class Knowledge:
 
 @dataclass(slots=True)
 class Finding:
-    """A violation, or all violations of one entry by one cause; a row of `spark.audit.model.schema.FINDING`.
-
-    ``h1``, ``h2``: hashes of the item. ``clients``: the clients whose clocks it rests on, none for an order by
-    positions.
-    """
+    """A violation, or all violations of one entry by one cause; a row of `spark.audit.model.schema.FINDING`. ``h1``,
+    ``h2``: hashes of the item. ``clients``: the clients whose clocks it rests on, none for an order by positions."""
 
     kind: str
     failure: str

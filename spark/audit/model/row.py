@@ -48,9 +48,7 @@ STAMP: Final = numpy.dtype(
 
 class AuditedEntry(NamedTuple):
     """The entry that an action was about: its node and CAS version, the digest of its value, and its positions.
-
-    ``who`` is the hash that hits are counted by. ``stamps`` are packed.
-    """
+    ``who`` is the hash that hits are counted by. ``stamps`` are packed."""
 
     node: int
     version: int

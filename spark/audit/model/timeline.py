@@ -105,12 +105,8 @@ class Chain:
             if number is None or number < first:
                 break
             if number <= last:
-                number = self._find_end(number, last)
+                number = self.find_number(last + 1)
         return None if number is None else self.ordinal(number)
-
-    def _find_end(self, number: int, last: int) -> int | None:
-        assert number <= last
-        return self.find_number(last + 1)
 
     def held_after(self, ordinal: int, intervals: Sequence[tuple[int, int]]) -> Iterator[int]:
         """Ordinals above ``ordinal`` of the archived numbers that the intervals hold."""
@@ -128,11 +124,9 @@ def _chain(runs: Sequence[Run]) -> Chain:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """One lineage of the archive. ``number``: its hash, which stands for its name in rows.
-
-    ``epoch_ends``: by epoch, the last ordinal of it. ``breaks``: ordinals after which the archive lacks something.
-    ``times``: latest time up to the end of each bucket of ``bucket`` ordinals from ``first`` on, in microseconds.
-    """
+    """One lineage of the archive. ``number``: its hash, which stands for its name in rows. ``epoch_ends``: by epoch,
+    the last ordinal of it. ``breaks``: ordinals after which the archive lacks something. ``times``: latest time up to
+    the end of each bucket of ``bucket`` ordinals from ``first`` on, in microseconds."""
 
     name: str
     number: int
@@ -237,10 +231,8 @@ def build_chains(runs: Iterable[Run]) -> dict[str, tuple[Chain, ...]]:
 
 
 def find_holes(runs: Sequence[Run]) -> list[tuple[str, int, int, int]]:
-    """(source, first number, last number, ordinal before it) of the numbers that the archive leaves out.
-
-    Not where ordinals are missing there too: that is a gap of the archive itself.
-    """
+    """(source, first number, last number, ordinal before it) of the numbers that the archive leaves out. Not where
+    ordinals are missing there too: that is a gap of the archive itself."""
     holes = []
     gaps = _find_gaps(runs)
     for source, chains in build_chains(runs).items():

@@ -35,10 +35,7 @@ RECORDER_GAP: Final = "recorder_gap"
 class ViolationKind:
     """``is_poison``: the cache held or served, or could serve, what it must not. ``is_damage``: the evidence is
     damaged, so that more may be wrong than was found. A kind with neither is reported, and verdicts that rest on it
-    are unknown.
-
-    ``failures``: the failure modes it is classified by, see docs/failure-modes.md.
-    """
+    are unknown. ``failures``: the failure modes it is classified by, see docs/failure-modes.md."""
 
     name: str
     failures: tuple[str, ...]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy
@@ -124,14 +125,14 @@ def find_context(
     if not spread.items:
         return nothing
     pieces = {piece: piece for item in spread.items for piece in item.pieces}
-    told = shuffled.reduce("borders of hot items", BorderStep(spread, rules, known), pieces)
+    told = shuffled.reduce("borders of hot items", partial(find_borders, spread, rules, known), pieces)
     border = told.get("border", nothing.rows)
     whole = set(told["whole"].column("base").to_pylist()) if "whole" in told else set()
     whole |= {item.base for item in spread.items if _is_odd(item, border)}
     rows = [border]
     if "questions" in told:
         questions = told["questions"].group_by(_QUESTION.names).aggregate([])
-        answers = shuffled.reduce("answers of hot items", AnswerStep(spread, questions), pieces)
+        answers = shuffled.reduce("answers of hot items", partial(answer, spread, questions), pieces)
         if "answers" in answers:
             rows.append(answers["answers"])
             found = answers["answers"].column("piece").to_numpy()
@@ -171,33 +172,26 @@ def _is_odd(item: HotItem, border: pyarrow.Table) -> bool:
 # -- borders and questions -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BorderStep:
+def find_borders(
+    spread: Spread, rules: Rules, known: Knowledge, piece: int, table: pyarrow.Table
+) -> Iterator[tuple[str, pyarrow.Table]]:
     """A step for each piece of a hot item: its ``border`` (`_TOLD`), its ``questions`` (`_QUESTION`), and ``whole``
     (`_WHOLE`) if the item must be judged whole."""
-
-    spread: Spread
-    rules: Rules
-    known: Knowledge
-
-    def __call__(self, piece: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-        item = self.spread.find(piece)
-        assert item is not None
-        columns = to_numbers(table)
-        rows = Piece(
-            table, columns, numpy.zeros(table.num_rows, numpy.int64), self.rules, self.known, Tally()
-        )
-        if not _is_plain(item, table) or len(rows.find_odd()):
-            yield "whole", to_table([(item.base,)], _WHOLE)
-        segment = item.find(piece)
-        chosen = _find_seen(rows)
-        if segment.is_first:
-            chosen = numpy.concatenate((chosen, _find_border(rows, item)))
-        border = table.take(pyarrow.array(numpy.unique(chosen)))
-        yield "border", _tell(border, piece)
-        questions = list(_ask(rows, item.base))
-        if questions:
-            yield "questions", to_table(sorted(set(questions)), _QUESTION)
+    item = spread.find(piece)
+    assert item is not None
+    columns = to_numbers(table)
+    rows = Piece(table, columns, numpy.zeros(table.num_rows, numpy.int64), rules, known, Tally())
+    if not _is_plain(item, table) or len(rows.find_odd()):
+        yield "whole", to_table([(item.base,)], _WHOLE)
+    segment = item.find(piece)
+    chosen = _find_seen(rows)
+    if segment.is_first:
+        chosen = numpy.concatenate((chosen, _find_border(rows, item)))
+    border = table.take(pyarrow.array(numpy.unique(chosen)))
+    yield "border", _tell(border, piece)
+    questions = list(_ask(rows, item.base))
+    if questions:
+        yield "questions", to_table(sorted(set(questions)), _QUESTION)
 
 
 def _is_plain(item: HotItem, table: pyarrow.Table) -> bool:
@@ -283,41 +277,37 @@ def _may_differ(actions: Actions, placed: Placed, rows: Piece) -> Booleans:
 # -- answers ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerStep:
+def answer(
+    spread: Spread, questions: pyarrow.Table, piece: int, table: pyarrow.Table
+) -> Iterator[tuple[str, pyarrow.Table]]:
     """A step for each piece of a hot item: ``answers`` (`_TOLD`), the fills of entries and the changes that left
     values that are asked for. ``questions``: `_QUESTION`."""
-
-    spread: Spread
-    questions: pyarrow.Table
-
-    def __call__(self, piece: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-        item = self.spread.find(piece)
-        assert item is not None
-        asked = {name: self.questions.column(name).to_numpy(zero_copy_only=False) for name in _QUESTION.names}
-        mine = asked["base"] == item.base
-        of_value = mine & asked["of_value"]
-        table = drop_context(table)
-        columns = to_numbers(table)
-        kind, flags = columns["kind"], columns["flags"]
-        chosen = numpy.zeros(table.num_rows, numpy.bool_)
-        entries = [asked[name][mine & ~of_value] for name in "abc"]
-        book, value = read_stamps(table.column("stamps"))
-        is_fill = (kind == FILL) & (book.starts[value + 1] > book.starts[value])
-        at = numpy.flatnonzero(is_fill)
-        life = book.life[book.starts[value[at]]]
-        keys = mix(columns["node"][at], columns["version"][at], life)
-        chosen[at] = numpy.isin(keys, mix(*entries))
-        if of_value.any():
-            is_absent = (flags & AFTER_ABSENT) > 0
-            digest = numpy.where(is_absent, NO_NUMBER, columns["digest"])
-            is_known = ((flags & ROW) > 0) & (is_absent | (digest != NO_NUMBER))
-            left = numpy.isin(mix(is_absent, digest), mix(asked["a"][of_value], asked["b"][of_value]))
-            # A change is all rows of its transaction.
-            ordinals = columns["ordinal"][(kind == CHANGE) & (left | ~is_known)]
-            chosen |= (kind == CHANGE) & numpy.isin(columns["ordinal"], ordinals)
-        if chosen.any():
-            yield "answers", _tell(table.filter(pyarrow.array(chosen)), piece)
+    item = spread.find(piece)
+    assert item is not None
+    asked = {name: questions.column(name).to_numpy(zero_copy_only=False) for name in _QUESTION.names}
+    mine = asked["base"] == item.base
+    of_value = mine & asked["of_value"]
+    table = drop_context(table)
+    columns = to_numbers(table)
+    kind, flags = columns["kind"], columns["flags"]
+    chosen = numpy.zeros(table.num_rows, numpy.bool_)
+    entries = [asked[name][mine & ~of_value] for name in "abc"]
+    book, value = read_stamps(table.column("stamps"))
+    is_fill = (kind == FILL) & (book.starts[value + 1] > book.starts[value])
+    at = numpy.flatnonzero(is_fill)
+    life = book.life[book.starts[value[at]]]
+    keys = mix(columns["node"][at], columns["version"][at], life)
+    chosen[at] = numpy.isin(keys, mix(*entries))
+    if of_value.any():
+        is_absent = (flags & AFTER_ABSENT) > 0
+        digest = numpy.where(is_absent, NO_NUMBER, columns["digest"])
+        is_known = ((flags & ROW) > 0) & (is_absent | (digest != NO_NUMBER))
+        left = numpy.isin(mix(is_absent, digest), mix(asked["a"][of_value], asked["b"][of_value]))
+        # A change is all rows of its transaction.
+        ordinals = columns["ordinal"][(kind == CHANGE) & (left | ~is_known)]
+        chosen |= (kind == CHANGE) & numpy.isin(columns["ordinal"], ordinals)
+    if chosen.any():
+        yield "answers", _tell(table.filter(pyarrow.array(chosen)), piece)
 
 
 def _tell(rows: pyarrow.Table, piece: int) -> pyarrow.Table:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -136,10 +137,8 @@ def _find_waiting(columns: Mapping[str, NDArray[Any]], pending: pyarrow.Table) -
 @dataclass(frozen=True, slots=True)
 class KeepStep:
     """A step for each piece: write the rows that are kept to a file, and yield its name (`_FILE`). Yield the
-    ``newest`` rows (`REPLAY`) of an item in several pieces (``spread``), and do not write them.
-
-    A task that is started again writes another file. Files whose names are not collected are not part of the state.
-    """
+    ``newest`` rows (`REPLAY`) of an item in several pieces (``spread``), and do not write them. A task that is
+    started again writes another file. Files whose names are not collected are not part of the state."""
 
     folder: str
     path: str
@@ -163,31 +162,26 @@ class KeepStep:
             yield "files", pyarrow.Table.from_arrays([[path], [rows.num_rows]], schema=_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class ItemStep:
+def find_items(
+    column: str, pending: pyarrow.Table, as_of_us: int, parts: Iterable[ScanPart]
+) -> Iterator[Told]:
     """A step: ``items`` (`ITEM`) of what is pending, and of actions that are judged next time."""
-
-    column: str
-    pending: pyarrow.Table
-    as_of_us: int
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        wanted = self.pending.column("h1").to_numpy()
-        for batch in read_parts(parts, [self.column, *(["end_us"] if self.column == "item" else [])]):
-            items = batch.column(self.column)
-            if self.column == "item":
-                is_late = pyarrow.compute.greater(batch.column("end_us"), self.as_of_us)
-                items = items.filter(pyarrow.compute.and_(is_late, items.is_valid())).unique()
-            else:
-                items = items.flatten().unique()
-            h1, h2 = hash_items(items)
-            chosen = numpy.isin(h1, wanted) if self.column == "items" else numpy.ones(len(h1), numpy.bool_)
-            columns = (
-                pyarrow.array(h1[chosen]),
-                pyarrow.array(h2[chosen]),
-                items.filter(pyarrow.array(chosen)),
-            )
-            yield "items", pyarrow.Table.from_arrays(list(columns), schema=ITEM)
+    wanted = pending.column("h1").to_numpy()
+    for batch in read_parts(parts, [column, *(["end_us"] if column == "item" else [])]):
+        items = batch.column(column)
+        if column == "item":
+            is_late = pyarrow.compute.greater(batch.column("end_us"), as_of_us)
+            items = items.filter(pyarrow.compute.and_(is_late, items.is_valid())).unique()
+        else:
+            items = items.flatten().unique()
+        h1, h2 = hash_items(items)
+        chosen = numpy.isin(h1, wanted) if column == "items" else numpy.ones(len(h1), numpy.bool_)
+        columns = (
+            pyarrow.array(h1[chosen]),
+            pyarrow.array(h2[chosen]),
+            items.filter(pyarrow.array(chosen)),
+        )
+        yield "items", pyarrow.Table.from_arrays(list(columns), schema=ITEM)
 
 
 def _name_items(carry: Carry) -> pyarrow.Table:
@@ -195,11 +189,11 @@ def _name_items(carry: Carry) -> pyarrow.Table:
     pending, as_of_us = carry.pending, carry.kept.as_of_us
     told = [ITEM.empty_table()]
     if pending.num_rows:
-        step = ItemStep("items", pending, as_of_us)
+        step = partial(find_items, "items", pending, as_of_us)
         found = carry.engine.scan("items that are pending", carry.changes.parts, step)
         told += [found["items"]] if "items" in found else []
     found = carry.engine.scan(
-        "items of later actions", carry.actions.parts, ItemStep("item", pending, as_of_us)
+        "items of later actions", carry.actions.parts, partial(find_items, "item", pending, as_of_us)
     )
     told += [found["items"]] if "items" in found else []
     wanted = set(zip(pending.column("h1").to_pylist(), pending.column("h2").to_pylist(), strict=True))
@@ -213,11 +207,8 @@ def _name_items(carry: Carry) -> pyarrow.Table:
 
 def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     """Write a new generation into the folder, which may be that of the state that was continued. ``carry_us``: how
-    far back rows are kept.
-
-    Its manifest comes last, and names every file with its size. Until then the previous generation is the state. That
-    one stays for those who read it; what is older is deleted.
-    """
+    far back rows are kept. Its manifest comes last, and names every file with its size. Until then the previous
+    generation is the state. That one stays for those who read it; what is older is deleted."""
     filesystem = folder.filesystem
     previous = _find_generations(folder)
     number = max((int(name.partition("-")[0]) for name in previous), default=0) + 1

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from freshness.errors import FormatError
 from spark.audit.engine.step import Engine, PlannedScan, Shuffled
-from spark.audit.input.actions import ActionStep, ChangeStep, RowStep, Stock, read_stock
+from spark.audit.input.actions import ActionStep, ChangeStep, Stock, read_kept, read_stock
 from spark.audit.input.archive import Archive, Damage, read_archive
 from spark.audit.input.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
 from spark.audit.input.published import PublishedStep, read_acks, read_held, read_lives
@@ -100,7 +101,7 @@ def survey_history(
         return [
             PlannedScan(changes.parts, ChangeStep(spread, archive.duplicates)),
             PlannedScan(actions.parts, ActionStep(spread, lineages, published)),
-            PlannedScan(rows.parts, RowStep(spread)),
+            PlannedScan(rows.parts, partial(read_kept, spread)),
         ]
 
     spread = find_hot(engine, plan(Spread(1)), archive.lineages, count, hot_rows)

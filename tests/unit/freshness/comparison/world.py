@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from freshness.algorithm.envelope import (
     Coverage,
@@ -127,7 +127,8 @@ class World:
         return verdict
 
     def compare_all(self, entries: list[NodeEntry]) -> list[EntryVerdict]:
-        comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self, lambda _: self.replicas)
+        primaries, replicas = cast(Any, lambda _: self), cast(Any, lambda _: self.replicas)
+        comparison = Comparison(SCOPE, lambda _: self.node, primaries, replicas)
         return self.run(comparison, entries)
 
     def run(self, comparison: Comparison, entries: list[NodeEntry]) -> list[EntryVerdict]:
@@ -251,4 +252,5 @@ class ShardedWorld(World):
 
     def judge(self, *items: str) -> list[EntryVerdict]:
         entries = self.read_scope(self.scope, *(items or ("shop:customer:200",)))
-        return self.run(Comparison(self.scope, lambda _: self.node, self.primaries.__getitem__), entries)
+        primaries = cast(Any, self.primaries.__getitem__)
+        return self.run(Comparison(self.scope, lambda _: self.node, primaries), entries)

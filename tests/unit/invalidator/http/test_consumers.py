@@ -194,7 +194,7 @@ def test_events_have_the_resume_text_as_their_id(opener: ScriptedOpener) -> None
         text = response.read().decode()
     assert response.headers["content-type"].startswith("text/event-stream")
     head, name, data, empty = text.split("\n")[:4]
-    assert (head, name, empty) == (f"id: {ResumeVector.of(insert(1)).format()}", "event: update", "")
+    assert (head, name, empty) == (f"id: {insert(1).vector.format()}", "event: update", "")
     assert json.loads(data.removeprefix("data: "))["gtid"] == str(token(1).position)
     [query] = opener.asked
     assert query.since == "fr1.x", "what a browser has seen counts, not where it began"
@@ -213,7 +213,7 @@ def test_an_idle_stream_says_where_it_is(opener: ScriptedOpener) -> None:
     opener.streams = [ScriptedStream([message(5)])]
     with serving(opener, ServePolicy(idle_seconds=0.1)) as service:
         response = service.get(STREAM)
-        wanted = ResumeVector.of(message(5)).format()
+        wanted = message(5).vector.format()
         for _ in range(100):
             line = json.loads(response.readline())
             assert line["event"] == "heartbeat"

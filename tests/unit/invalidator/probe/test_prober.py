@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -28,7 +28,7 @@ class Bench:
         self.node: CacheNode = self.world.node
         self.now = 0.0
         self.tally = ProbeTally()
-        comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self.world)
+        comparison = Comparison(SCOPE, lambda _: self.node, cast(Any, lambda _: self.world))
         plan = ProbePlan(share=1.0, scales_seconds=(1.0, 10.0), rate=rate, repairs=repairs)
         self.prober = Prober(
             SCOPE,

@@ -310,7 +310,7 @@ def test_resuming_at_every_message_loses_and_repeats_nothing() -> None:
     with streaming(servers, BEGINNING) as stream:
         messages = read(stream, 12)
     for place, message in enumerate(messages):
-        text = ResumeVector.of(message).format()
+        text = message.vector.format()
         with streaming(servers, ResumeVector.parse(text)) as stream:
             rest = read(stream, 11 - place)
         for name in "ab":
@@ -588,7 +588,7 @@ def test_who_stops_in_the_middle_of_a_transaction_gets_it_from_its_beginning() -
     servers.logs["a"].add(transaction("a", 1), *pieces("a", 2, 10, 4))
     with streaming(servers, BEGINNING) as stream:
         last = read(stream, 3)[-1]
-    with streaming(servers, ResumeVector.of(last)) as stream:
+    with streaming(servers, last.vector) as stream:
         assert [message.rows[0] for message in read(stream, 3)] == [0, 4, 8]
 
 
@@ -823,7 +823,7 @@ def test_resuming_after_a_split_goes_on_in_the_new_shards() -> None:
     with streaming(servers, BEGINNING, shards=[shard("o")], access=access) as stream:
         before = read(stream, 3)
     halves = split(servers)
-    with streaming(servers, ResumeVector.of(before[-1]), shards=halves, access=access) as stream:
+    with streaming(servers, before[-1].vector, shards=halves, access=access) as stream:
         after = read(stream, 6)
         assert nothing_comes(stream)
     rows = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy
@@ -13,7 +14,7 @@ import pytest
 from spark.audit.engine.local import LocalShuffled
 from spark.audit.engine.progress import Progress
 from spark.audit.input.spread import HotItem, Spread, cut, find_touched
-from spark.audit.job import JudgeStep, read_findings, sum_tallies
+from spark.audit.job import judge_piece, read_findings, sum_tallies
 from spark.audit.kernel.arrays import to_numbers
 from spark.audit.model.finding import Knowledge, Rules
 from spark.audit.model.row import CONTEXT
@@ -55,7 +56,7 @@ def divide(table: pyarrow.Table, spread: Spread) -> LocalShuffled:
 def audit_spread(table: pyarrow.Table, spread: Spread, rules: Rules, known: Knowledge) -> dict[str, Any]:
     shuffled = divide(table, spread)
     context = find_context(shuffled, spread, rules, known, 1 << 20)
-    audited = shuffled.reduce("replay", JudgeStep(rules, known, context), context.number())
+    audited = shuffled.reduce("replay", partial(judge_piece, rules, known, context), context.number())
     tally = sum_tallies(audited)
     findings = context.merge(read_findings(audited), tally)
     said = told(findings, tally)
