@@ -115,7 +115,7 @@ class ShardDatabase(ShardServers):
         params: Sequence[Any] | Mapping[str, Any] | None,
     ) -> list[Row]:
         opened = LoaderConnection(connection, network=self._access.network)
-        rows = opened.query(sql, params)
+        rows = unwrap(run_loader(lambda view: view.query(sql, params), opened))
         if not opened.is_reusable:
             connection.close()
         elif self.is_own(address):
