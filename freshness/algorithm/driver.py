@@ -45,8 +45,8 @@ AnyStep = TypeVar("AnyStep")
 
 
 def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep], Any]) -> Result:
-    """Run ``procedure`` to its end. An error of ``answer`` is raised inside the procedure, at its ``yield``, and comes
-    out of it, a StopIteration as well."""
+    """Run ``procedure`` to its end. An error of ``answer`` is raised inside the procedure, at its ``yield``, and
+    comes out of it, a StopIteration as well."""
     try:
         step = next(procedure)
         while True:
