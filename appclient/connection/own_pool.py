@@ -350,7 +350,7 @@ class BorrowingPool:
                 except (
                     TypeError,
                     ValueError,
-                ) as error:  # the driver cannot send or read them, or there is no row
+                ) as error:  # it cannot send or read them, or finds no row
                     found, database = [error], None
                 if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
                     raise SourceUnsuitable(

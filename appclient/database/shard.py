@@ -110,7 +110,7 @@ class ShardDatabase(ShardServers):
 
     def _query(self, connection: Connection, address: ServerAddress, sql: str, params: Params) -> list[Row]:
         opened = LoaderConnection(connection, network=self._access.network)
-        rows = opened.query(sql, params)
+        rows = unwrap(run_loader(lambda view: view.query(sql, params), opened))
         if not opened.is_reusable:
             connection.close()
         elif self.is_own(address):

@@ -122,7 +122,8 @@ def serving(session: Session) -> Iterator[None]:
 class _Writes:
     """State of one of Django's connections. ``block``: outermost atomic block of the last write, or None.
     ``raw``: the driver's connection that wrote. ``has_begun``: whether a statement that Django does not see began
-    it. ``watch``: watch of the driver's connection; ``isolation`` and ``database``: those of the one beside each."""
+    it. ``watch``: watch of the driver's connection; ``isolation``, ``database``: its level and its database's name,
+    each beside the connection that was asked."""
 
     block: Any = None
     raw: Any = None

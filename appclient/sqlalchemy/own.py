@@ -135,7 +135,7 @@ class Writes:
         self._note_changes(connection)
 
     def _note_changes(self, connection: Connection) -> None:
-        """Of handlers, since its checkout: no statement was sent."""
+        """Note what handlers have changed since its checkout: no statement was sent."""
         if connection.info.get(_CHANGES) != _watch(connection).changes:
             self._exclude(
                 connection.engine.pool,

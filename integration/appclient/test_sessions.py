@@ -377,6 +377,27 @@ def test_a_loaders_own_error_comes_out_once(system: System, error: Exception) ->
         assert calls == [1]
 
 
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT nope FROM customers", "SELECT nope()", "SELECT (SELECT id FROM customers)", "SELECT ABS()"],
+)
+def test_a_wrong_statement_is_no_failure_of_the_servers(system: System, sql: str) -> None:
+    """Else the loader is called for each server, and all of them are avoided for a while."""
+    calls: list[int] = []
+    with opened(system) as cache:
+
+        @cache.loader("report")
+        def load(database: LoaderConnection, key: int) -> Any:
+            calls.append(key)
+            return database.query(sql)
+
+        with pytest.raises(SourceUnsuitable, match="sent a wrong statement"):
+            cache.get("report", 1)
+        assert calls == [1]
+        with pytest.raises(SourceUnsuitable, match="sent a wrong statement"):
+            cache.database().query(sql)
+
+
 def test_an_exhausted_pool_is_waited_for_once(system: System) -> None:
     port = system.pair.replica.port
     engine = sqlalchemy.create_engine(

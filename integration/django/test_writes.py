@@ -263,7 +263,7 @@ def test_a_connection_whose_session_was_changed_is_not_served(
 def test_a_database_that_is_chosen_as_a_connection_begins_is_read(
     system: System, key: int, reads: list[Explanation], where: str
 ) -> None:
-    """Also by the first read, for which there is no connection yet."""
+    """Also by the first read, which has not connected yet."""
     connection = connections["replica"]
 
     def choose(connection: Any, **_: Any) -> None:

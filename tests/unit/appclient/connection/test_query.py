@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+import pymysql
 import pytest
 
-from appclient.connection.query import LoaderConnection
+from appclient.connection.query import LoaderConnection, LoaderError, run_loader
 from appclient.connection.statement import SessionWatch, calls_stored_function, changes_session, require_read
 from freshness.errors import ConfigError, SourceUnsuitable
 
@@ -331,3 +332,22 @@ def test_after_an_interruption_nothing_is_asked() -> None:
     with pytest.raises(ConfigError, match="after an interruption"):
         opened.query("SELECT 1")
     assert not opened.is_in_step
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(1054, SourceUnsuitable), (1242, SourceUnsuitable), (1053, pymysql.OperationalError)],
+    ids=["unknown column", "several rows", "shutdown"],
+)
+def test_a_wrong_statement_is_no_failure_of_the_server(code: int, expected: type[Exception]) -> None:
+    def run(_: str) -> list[Any]:
+        raise pymysql.OperationalError(code, "why")
+
+    with pytest.raises(expected, match="why"):
+        run_loader(lambda opened: opened.query("SELECT 1"), Rows(run))
+    own = pymysql.OperationalError(code, "of another database")
+
+    def load(_: LoaderConnection) -> Any:
+        raise own
+
+    assert run_loader(load, Rows()) == LoaderError(own)
