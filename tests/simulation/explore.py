@@ -104,11 +104,12 @@ class SmallWorld:
     ``commits``: changes of all rows, the first of them before anything is explored, so that the node is open.
     ``beats``: how often all processes write a heartbeat besides those that travel with the commits. ``keys``: rows;
     reader n reads row n modulo ``keys``. ``polls``: how often each invalidator looks at the stream after the start,
-    and ``looks``: how often the restorers of the first ``restorers`` of them look at the node. ``is_missing``: the
-    stripes are not there at the start. ``is_filled``: the entries are. ``ticks``: lengths of time that may pass, each
-    once, at any moment. ``evictions`` of an entry, ``stripe_evictions``, ``record_evictions`` (with the resume copy),
-    ``restarts``, ``crashes``, ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append,
-    ``refusals`` of an append for memory: how often each may strike. ``shows_late``: the primary may show a commit
+    and ``looks``: how often the restorers of the first ``restorers`` of them look at the node; if ``restorers`` is 0,
+    no restorer looks after its process has started again. ``is_missing``: the stripes are not there at the start.
+    ``is_filled``: the entries are. ``ticks``: lengths of time that may pass, each once, at any moment.
+    ``evictions`` of an entry, ``stripe_evictions``, ``record_evictions`` (with the resume copy), ``restarts``,
+    ``crashes``, ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append, ``refusals``
+    of an append for memory: how often each may strike. ``shows_late``: the primary may show a commit
     after it was streamed.
     ``in_order``: the first of the ``ticks`` comes first. ``stops``: like ``ticks``, but the node's clock stands
     still. ``stalls``: polls at which the stream gives nothing. ``late_beats``: heartbeats whose answer is lost, and

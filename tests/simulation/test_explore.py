@@ -109,8 +109,11 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("a second ring leaves at once", named("another ring leaves while readers are waited for")),
         ("start of a ring ignored by hits", named("a ring comes back while readers are waited for")),
         ("before-image ignored", named("a row moves between two unique keys")),
+        ("fill without compare", named("a row moves between two unique keys")),
         ("before-image ignored", named("a unique key moves between two rows")),
+        ("own commits ignored by hits", named("a unique key moves between two rows")),
         ("before-image ignored", named("rows move between two lists")),
+        ("stripe not required of a miss", named("rows move between two lists")),
         ("every key is taken for exact", named("a unique key comes back in another spelling")),
         pytest.param(
             "put back with another primary's heartbeat",
