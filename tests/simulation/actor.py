@@ -90,7 +90,7 @@ class Actor:
         self.connections.clear()
 
     def interrupt(self) -> None:
-        """The procedure is cancelled where it is; the connections on which it waits are closed."""
+        """The procedure is cancelled; the connections on which it waits are closed."""
         self._drop_flows()
         for state in self._flows:
             if not state.is_done:

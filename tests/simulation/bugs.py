@@ -1141,7 +1141,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "lapse and life ignored": 5,
     "record put back from memory": 136,
     "opened before it caught up": 433,
-    "tenure ignored": 1485,
+    "tenure ignored": 4994,
     "topology ignored": 1287,
     "start of a ring ignored by hits": 1694,
     "a previous ring is not sent": 41,

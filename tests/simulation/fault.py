@@ -295,7 +295,7 @@ def _keep_memory(world: World, *, is_silent: bool) -> None:
 
 
 def cancel(world: World, actor: Actor) -> bool:
-    """Whether the read of ``actor`` is interrupted where it is, between two requests or statements."""
+    """Whether the read of ``actor`` is interrupted, between two requests or statements."""
     if world.calm or actor.name not in world.reading or world.random.random() >= CANCEL_SHARE:
         return False
     world.count("cancel")
