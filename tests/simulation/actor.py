@@ -6,12 +6,16 @@ fails the rest of its node's flow, and the world decides whether the node carrie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from freshness.algorithm.request import Flow, Flows, Reply, Request, Wait
 from freshness.errors import FreshnessError, NodeUnavailable
+
+
+class Cancelled(BaseException):
+    """A reader is interrupted."""
 
 
 class Transport(Protocol):
@@ -21,6 +25,9 @@ class Transport(Protocol):
 
     def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
         """One request to a node. Raises `NodeUnavailable`; whether it took effect, the actor cannot know."""
+
+    def confirm(self, actor: Actor, node: str, requests: Sequence[Request]) -> None:
+        """A flow is carried out. Raises `NodeUnavailable` if its answers are not of the connection's data."""
 
     def abandon(self, actor: Actor, node: str, requests: list[Request]) -> None:
         """The rest of a flow whose connection broke: it may be on its way."""
@@ -53,7 +60,7 @@ class Actor:
     has_struck: bool = False  # it has appended to a stripe since it last wrote a record
     is_idle: bool = False  # it waits for work and may be woken
     process: str = field(init=False)
-    connections: dict[str, int] = field(default_factory=dict)
+    connections: dict[str, tuple[int, int]] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)
     failure: BaseException | None = None
     step_began: float = 0.0
@@ -82,6 +89,14 @@ class Actor:
         self.is_idle = False
         self.connections.clear()
 
+    def interrupt(self) -> None:
+        """The procedure is cancelled; the connections on which it waits are closed."""
+        self._drop_flows()
+        for state in self._flows:
+            if not state.is_done:
+                self.connections.pop(state.flow.node, None)
+        self._advance(Cancelled())
+
     def run_step(self) -> None:
         """Do one atomic thing."""
         if self.procedure is None:
@@ -106,6 +121,8 @@ class Actor:
             node, requests, replies = state.flow.node, state.flow.requests, state.replies
             try:
                 replies.append(self.transport.carry_out(self, node, requests[len(replies)]))
+                if state.is_done:
+                    self.transport.confirm(self, node, requests)
             except NodeUnavailable as error:
                 state.error = error
                 self.transport.abandon(self, node, list(requests[len(replies) + 1 :]))
@@ -132,7 +149,7 @@ class Actor:
         assert self.procedure is not None
         self._flows, self._actions, self._step = [], [], None
         try:
-            if isinstance(answer, FreshnessError):
+            if isinstance(answer, BaseException):
                 step = self.procedure.throw(answer)
             else:
                 step = self.procedure.send(answer)

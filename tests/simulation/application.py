@@ -83,6 +83,7 @@ class Turns:
         """The work stops at its current statement."""
         while self._greenlet is not None and not self._greenlet.dead:
             self._greenlet.throw()
+        self._greenlet = None
 
 
 class Application:

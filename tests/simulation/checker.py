@@ -70,6 +70,7 @@ class Life:
     ``scanned``: the length of the log that is known to be acknowledged without a gap. ``is_excused``: a failover lost
     its changes. ``lost_at``: the time of that, if the life had followed the previous primary, ``lost_with``; some
     time later nobody may vouch for it any more. ``is_accepted``: it goes on under another primary all the same.
+    ``is_over``: the node has an earlier memory, for which no record of this life may vouch.
     ``joined``: of each ring and object that joined a record, all that had been acknowledged without it. A record that
     was revived from an older copy joins it with less, and the rest is sent again before it opens.
     """
@@ -82,6 +83,7 @@ class Life:
     lost_at: float = float("inf")
     lost_with: str = ""
     is_accepted: bool = False
+    is_over: bool = False
     ended_at: float | None = None
     joined: dict[int | str, Position] = field(default_factory=dict)
 
@@ -115,10 +117,9 @@ class Seen:
     acknowledged: Mapping[tuple[str, bytes], Position]
 
 
-def _staleness_max(options: Options) -> float:
+def _staleness_max(options: Options, *, is_clock_struck: bool) -> float:
     """I7. If the clock of a node fails, the readers' own clocks bound the age of a hit: the wall clock at which the
     record is read, plus the allowed skew and the actual one."""
-    is_clock_struck = not options.faults.isdisjoint(("stop_clock", "step_clock"))
     skews = 2 * options.clock_skew_seconds + options.node_refresh_seconds if is_clock_struck else 0.0
     return options.max_staleness_seconds * (1 + 2 * options.clock_rate_error) + skews
 
@@ -155,7 +156,8 @@ class Checker:
             for number in range(max(world.options.stripes, *STRIPES))
         }
         self._records = {record_key("sim", shard.lineage): shard for shard in world.shards}
-        self._staleness_max = _staleness_max(world.options)
+        self._is_clock_struck = not world.options.faults.isdisjoint(("stop_clock", "step_clock"))
+        self._staleness_max = _staleness_max(world.options, is_clock_struck=self._is_clock_struck)
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.served: set[bytes] = set()
 
@@ -201,8 +203,11 @@ class Checker:
         lookups: Sequence[Lookup],
         reads: Sequence[Read],
         acknowledged: Sequence[Mapping[tuple[str, bytes], Position]],
+        accepted_seconds: float | None = None,
     ) -> None:
-        """``acknowledged``: answer of `find_acknowledged` when the read began."""
+        """``acknowledged``: answer of `find_acknowledged` when the read began. ``accepted_seconds``: the staleness
+        that this call accepts."""
+        staleness_max = self._staleness_max if accepted_seconds is None else self._bound(accepted_seconds)
         for lookup, read, before in zip(lookups, reads, acknowledged, strict=True):
             self.outcomes[read.outcome] += 1
             if read.shows_required:
@@ -215,10 +220,11 @@ class Checker:
                         "I1",
                         f"{who} got {lookup.item.decode()} with parts of another value: {read.payload!r}",
                     )
-                self._check_hit(who, lookup, seen)
+                self._check_hit(who, lookup, seen, staleness_max)
             elif read.outcome is ReadOutcome.MOVED:
                 self.served.add(lookup.item)
-                self._check_hit(who, replace(lookup, node=lookup.previous_node), self._seen[who, lookup.item])
+                there = replace(lookup, node=lookup.previous_node)
+                self._check_hit(who, there, self._seen[who, lookup.item], staleness_max)
                 self._check_miss(who, lookup, read, before)
 
     def own_read_done(
@@ -237,6 +243,12 @@ class Checker:
         self._struck = {place: held for place, held in self._struck.items() if place[1] != node}
         self._removed = {place: held for place, held in self._removed.items() if place[0] != node}
 
+    def memory_returned(self, node: str) -> None:
+        """An earlier memory of the node has taken the place of the present one."""
+        self.node_emptied(node)
+        for (where, _, _), life in self._lives.items():
+            life.is_over |= where == node
+
     def history_lost(self, shard: Shard) -> None:
         """Commits will be gone for good: in this epoch, nothing can verify values that were cached from them. Their
         hits are excused as long as a lease may last whose heartbeat went to the previous primary."""
@@ -254,9 +266,15 @@ class Checker:
 
     # -- I1, I7 --------------------------------------------------------------------------------------------
 
-    def _check_hit(self, who: str, lookup: Lookup, seen: Seen) -> None:
+    def _bound(self, accepted_seconds: float) -> float:
+        """The bound of one call counts on the clock of the node."""
+        if self._is_clock_struck:
+            return self._staleness_max
+        return accepted_seconds * (1 + 2 * self._world.options.clock_rate_error)
+
+    def _check_hit(self, who: str, lookup: Lookup, seen: Seen, staleness_max: float) -> None:
         options = self._world.options
-        oldest = seen.at - self._staleness_max
+        oldest = seen.at - staleness_max
         if self._world.reshard is not None:
             self._check_hit_elsewhere(who, lookup, seen, oldest)
         for shard, table, version, name, _ in self._versions(lookup, seen.data):
@@ -335,7 +353,7 @@ class Checker:
         """A fill: in the life it names it must not lack anything acknowledged."""
         for shard, table, version, name, position in self._versions(lookup, data):
             life = self._lives.get((node, shard.lineage, name))
-            if life is None or self._is_excused(shard.lineage, life):
+            if life is None or life.is_over or self._is_excused(shard.lineage, life):
                 continue
             assert life.last is not None, "a life without a record is excused"
             floor = life.last.table_floors.get(table)
@@ -425,7 +443,7 @@ class Checker:
     def _check_stripe(self, node: str, shard: Shard, number: int, data: bytes) -> None:
         """A stripe was written as a whole: it must hold all that its life has acknowledged."""
         for (where, lineage, name), life in self._lives.items():
-            if (where, lineage) != (node, shard.lineage) or self._is_excused(lineage, life):
+            if (where, lineage) != (node, shard.lineage) or life.is_over or self._is_excused(lineage, life):
                 continue
             stripe = find_stripe(data, name)
             if stripe is None or life.last is None:
@@ -509,6 +527,11 @@ class Checker:
     def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
         life.join(record)
+        if life.is_over and record.is_open:
+            raise Violation(
+                "I1",
+                f"{node}: a record opens the life {record.life.hex()[:4]} in an earlier memory of the node",
+            )
         before, life.last = life.last, record
         previous, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
         if previous is not life:

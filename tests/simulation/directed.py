@@ -22,8 +22,9 @@ from freshness.algorithm.membership import Membership
 from freshness.algorithm.request import Add, Cas, Delete, Head, Reply, Request
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
-from tests.schedules.world import Reader, Replica, Run, World
+from tests.schedules.world import LivingConnection, Reader, Replica, Run, World
 from tests.simulation.bugs import PLANTED, apply_progress_first
+from tests.simulation.network import BOUND_ANYWHERE
 from tests.simulation.reshard import STAYS_OPEN
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -152,6 +153,7 @@ DIRECTED: Final[dict[str, str]] = {
     "a miss is fresh without its token": "misses::test_a_row_at_no_known_position_is_not_fresh",
     "timestamps first": "defences::test_containment_decides",
     STAYS_OPEN: "defences::test_a_source_closes_before_its_keys_move",
+    BOUND_ANYWHERE: "broken::test_no_life_is_revived_in_an_older_memory",
 }
 """Which directed schedule (file::test) fails with which planted bug."""
 
@@ -231,5 +233,6 @@ _IN_THE_WORLD: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "errant transactions in a floor": (World, "read_head", _with_errant),
     "keys move when a node is down": (Reader, "reading", _elsewhere),
     STAYS_OPEN: (Membership, "_lease", _always_serving),
+    BOUND_ANYWHERE: (LivingConnection, "_is_refused", lambda _: lambda *_: False),
 }
 """The place of each planted bug: class, name, and replacement."""

@@ -44,6 +44,7 @@ from freshness.algorithm.request import (
     CONFLICT,
     NO_TOKENS,
     STORED,
+    Add,
     Append,
     Delete,
     Flow,
@@ -79,6 +80,7 @@ from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.loop.shard import ShardInvalidator, no_rows
+from tests.simulation.actor import Cancelled
 from tests.simulation.history import STRIPE_HEAD, show
 
 NODE: Final = "n0"
@@ -535,10 +537,6 @@ class _Histories:
 
 LOOKED: Final = Wait(0.0)
 """A restorer has looked at the node once."""
-
-
-class Cancelled(BaseException):
-    """A reader is interrupted."""
 
 
 CANCELLED: Final = Cancelled()
@@ -1185,6 +1183,7 @@ class Explorer:
             state = self._with_actor(state, place, actor._replace(connection=-1))
             return f"{self._name(place)}: no answer", self._failed(state, place, step), ""
         self._restore(state)
+        is_refused |= is_old and isinstance(request, Add) and request.is_bound
         reply: Any = CONFLICT if is_refused else self.store.answer(request)
         label = (self._name(place), request, reply)
         connection = actor.connection if is_old else state.incarnation

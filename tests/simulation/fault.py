@@ -9,8 +9,8 @@ from freshness.algorithm.request import Request
 from freshness.stream.source import RowChange
 from tests.simulation.actor import Actor
 from tests.simulation.application import SESSION_FAULTS
-from tests.simulation.network import REQUEST_FAULTS, kind_of, part_of
-from tests.simulation.options import STRIPES
+from tests.simulation.network import REQUEST_FAULTS, Earlier, RedisStore, kind_of, part_of
+from tests.simulation.options import CANCEL_FAULTS, STRIPES
 from tests.simulation.upstream import BEAT_FAULTS
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ RAISED_SHARE: Final = 0.8
 
 PUBLISH_STALL_SHARE: Final = 0.4
 """The same between stripes and their progress, which is seldom."""
+
+RETURN_SECONDS: Final = (0.3, 1.0, 3.0, 10.0)
+"""How old the memory can be that a node has again."""
+
+CANCEL_SHARE: Final = 0.03
+"""How many requests and statements of a reader are its last."""
 
 OLD_TIME_SECONDS: Final = 0.3
 """How long a process that was stopped answers by the time at which it was."""
@@ -269,6 +275,37 @@ def _part_servers(world: World) -> None:
             world.note(f"{name} is a server of its own again")
 
 
+def _strike_return_memory(world: World) -> None:
+    """A Redis that comes back from its file, or a promoted replica of it that lacks the last writes."""
+    _keep_memory(world, is_silent=False)
+
+
+def _strike_replace_memory(world: World) -> None:
+    """The same in a process that lives on, since it was the replica of such a server for a moment."""
+    _keep_memory(world, is_silent=True)
+
+
+def _keep_memory(world: World, *, is_silent: bool) -> None:
+    node = _any_node(world)
+    store = world.stores[node]
+    assert isinstance(store, RedisStore)
+    back_at = world.now + world.random.choice(RETURN_SECONDS)
+    world.network.earlier.append(Earlier(back_at, store, store.state(), is_silent))
+    world.note(f"the memory of {node} is saved")
+
+
+def cancel(world: World, actor: Actor) -> bool:
+    """Whether the read of ``actor`` is interrupted, between two requests or statements."""
+    if world.calm or actor.name not in world.reading or world.random.random() >= CANCEL_SHARE:
+        return False
+    world.count("cancel")
+    world.note(f"{actor.name} is cancelled")
+    if actor.name in world.applications:
+        world.applications[actor.name].turns.end()
+    actor.interrupt()
+    return True
+
+
 def _restart_some(world: World) -> None:
     for name in world.invalidator_names:
         if world.random.random() < 0.8:
@@ -295,12 +332,15 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
     "step_clock": _strike_step_clock,
     "restripe": _strike_restripe,
     "share_server": _strike_share_server,
+    "return_memory": _strike_return_memory,
+    "replace_memory": _strike_replace_memory,
 }
 
 
 def struck_faults(faults: frozenset[str]) -> list[str]:
     """Those of ``faults`` that strike from outside, in an order that does not depend on hashing."""
-    assert faults <= {*_STRIKES, *REQUEST_FAULTS, *BEAT_FAULTS, *SESSION_FAULTS, "refuse_append", "stall"}
+    others = *REQUEST_FAULTS, *BEAT_FAULTS, *SESSION_FAULTS, *CANCEL_FAULTS, "refuse_append", "stall"
+    assert faults <= {*_STRIKES, *others}
     return sorted(faults & _STRIKES.keys())
 
 
@@ -311,6 +351,7 @@ def calm(world: World) -> None:
         world.reshard.left_behind = ""
     world.note("from here on nothing fails")
     world.network.late.clear()
+    world.network.earlier.clear()
     _part_servers(world)
     for node in world.stores:
         world.network.back_at[node] = world.now

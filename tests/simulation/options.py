@@ -44,6 +44,19 @@ BOUND_SHARE: Final = 0.3
 NAME_FAULTS: Final = ("share_server",)  # the name of a node comes to mean the server of another one
 """Drawn apart, in `NAMES_SHARE` of the worlds."""
 NAMES_SHARE: Final = 0.04
+MEMORY_FAULTS: Final = (
+    "return_memory",  # a node closes its connections, and has an earlier memory of its own
+    "replace_memory",  # it has one under living connections
+)
+"""Drawn apart, in `MEMORY_SHARE` of the worlds."""
+MEMORY_SHARE: Final = 0.08
+CANCEL_FAULTS: Final = ("cancel",)  # a read is interrupted between two of its requests
+"""Drawn apart, in `CANCEL_SHARE` of the worlds, and in `RETURN_CANCEL_SHARE` of those with an earlier memory."""
+CANCEL_SHARE: Final = 0.08
+RETURN_CANCEL_SHARE: Final = 0.5
+ACCEPTS_SHARE: Final = 0.08
+"""How many worlds have reads with a bound of their own."""
+ACCEPTED_SECONDS: Final = (0.5, 1.5, 3.0, 6.0)
 STRIPES: Final = (1, 2, 8)
 
 Flavor = Literal["mysql", "mariadb"]
@@ -83,7 +96,7 @@ PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts",
     "raised", "placement",
 )  # fmt: skip
-"""Besides "reshard" and "rings", see `RESHARD_SHARE` and `_with_rings`."""
+"""Besides "reshard", "rings" and "memory", see `RESHARD_SHARE`, `_with_rings` and `_with_earlier_memories`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,7 @@ class Options:
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
     writes_share: float = 0.0  # how often a reader commits before it reads; it asks for its own commits
     part_bytes: int = PART_BYTES  # a larger value is in parts
+    accepts_share: float = 0.0  # how often a read accepts less staleness than the configuration
 
     @property
     def cache(self) -> CacheConfig:
@@ -219,7 +233,19 @@ class Options:
         if chance.random() < PARTS_SHARE:
             shaped = replace(shaped, part_bytes=chance.choice((1, 2, 3)))
         chance = Random(f"driver {seed}")
-        return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
+        if chance.random() < SINK_SHARE:
+            shaped = _with_sinks(shaped, chance)
+        chance = Random(f"memory {seed}")
+        if chance.random() < MEMORY_SHARE:
+            shaped = _with_earlier_memories(shaped, chance)
+        chance = Random(f"cancels {seed}")
+        has_returns = not shaped.faults.isdisjoint(MEMORY_FAULTS)
+        if chance.random() < (RETURN_CANCEL_SHARE if has_returns else CANCEL_SHARE):
+            shaped = replace(shaped, faults=shaped.faults.union(CANCEL_FAULTS))
+        chance = Random(f"accepts {seed}")
+        if chance.random() < ACCEPTS_SHARE:
+            shaped = replace(shaped, accepts_share=chance.choice((0.2, 1.0)))
+        return shaped
 
 
 def _with_bound_faults(base: Options, random: Random) -> Options:
@@ -300,6 +326,43 @@ def _with_rings(base: Options, random: Random) -> Options:
         stall_at=random.choice(("publish", "record", "fill", "guard", "resume")),
         faults=frozenset({"reshape", *random.sample(others, random.choice((0, 1, 2)))}),
         fault_share=random.choice((0.001, 0.003)),
+    )
+
+
+def _with_earlier_memories(base: Options, random: Random) -> Options:
+    """The same world on servers that can have an earlier memory again. In most of them it comes back often, and
+    little else happens."""
+    faults = random.choice((MEMORY_FAULTS[:1], MEMORY_FAULTS[1:], MEMORY_FAULTS))
+    if random.random() < 0.4:
+        return replace(base, faults=base.faults.union(faults))
+    others = (
+        "pause",
+        "stall",
+        "crash",
+        "evict",
+        "evict_stripe",
+        "jump",
+        "cut",
+        "delay_request",
+        *CANCEL_FAULTS,
+    )
+    return replace(
+        base,
+        profile="memory",
+        steps=900,
+        keys=random.choice((1, 2)),
+        shards=1,
+        nodes=1,
+        readers=2,
+        has_extra_object=False,
+        behind_seconds=0.0,
+        lag_seconds=random.choice((0.0, 0.0, 1.0)),
+        quiet_seconds=0.5,
+        think_seconds=0.1,
+        warm_seconds=3.0,
+        stall_at=random.choice(("record", "record", "resume", "fill", "put back", "publish")),
+        faults=frozenset(faults).union(random.sample(others, random.choice((0, 1, 2)))),
+        fault_share=random.choice((0.003, 0.01)),
     )
 
 

@@ -20,7 +20,15 @@ from tests.simulation.bugs import KNOWN_SEEDS, PLANTED, SELDOM_CAUGHT, Planting
 from tests.simulation.campaign import Finding, Tally, catch, run_seeds, run_world
 from tests.simulation.checker import Violation
 from tests.simulation.directed import DIRECTED
-from tests.simulation.options import BOUND_FAULTS, FAULTS, NAME_FAULTS, PROFILES, Options
+from tests.simulation.options import (
+    BOUND_FAULTS,
+    CANCEL_FAULTS,
+    FAULTS,
+    MEMORY_FAULTS,
+    NAME_FAULTS,
+    PROFILES,
+    Options,
+)
 from tests.simulation.quick import be_silent
 from tests.simulation.report import find_history, tell_costs, tell_finding
 from tests.simulation.shrink import shrink, size
@@ -29,6 +37,7 @@ from tests.simulation.world import World
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(400)
 WINDOW_SEEDS = 700
+DRAWN = {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS, *MEMORY_FAULTS, *CANCEL_FAULTS}
 MIXING_SEED = 12
 """Its values are in parts, and a reader is overtaken between two of them."""
 
@@ -66,7 +75,7 @@ def test_worlds_end_with_everything_cacheable(tally: Tally) -> None:
 
 def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
     """A world in which nothing happens violates nothing."""
-    assert set(tally.profiles) == {*PROFILES, "reshard", "rings"}
+    assert set(tally.profiles) == {*PROFILES, "reshard", "rings", "memory"}
     seldom = {"KEY", "TOO_LARGE", "FOREIGN", "IDENTITY", "STALE", "DEAD", "EPOCH"}
     wanted = {
         "HIT",
@@ -92,7 +101,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
 
 
 def test_every_kind_of_fault_strikes(tally: Tally) -> None:
-    kinds = {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS, "mixed settings", "reordered log", "own commit"}
+    kinds = {*DRAWN, "mixed settings", "reordered log", "own commit", "own bound"}
     assert kinds <= tally.faults.keys()
     assert all(f"{kind} {tally.faults[kind]}" in tell_costs(tally) for kind in kinds)
 
@@ -106,7 +115,7 @@ def test_the_costs_name_every_outcome_that_was_seen(tally: Tally) -> None:
 def test_options_follow_from_the_seed_alone() -> None:
     assert [Options.of_seed(seed) for seed in range(200)] == [Options.of_seed(seed) for seed in range(200)]
     drawn = {fault for seed in range(300) for fault in Options.of_seed(seed).faults}
-    assert drawn == {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS}
+    assert drawn == DRAWN
 
 
 def test_histories_are_equal_in_two_processes() -> None:

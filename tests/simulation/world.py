@@ -41,13 +41,13 @@ from invalidator.loop.shard import ShardInvalidator, no_rows
 from spark.sink.acknowledger import Acknowledger
 from spark.sink.sender import SinkPlan
 from tests.simulation import fault, upstream
-from tests.simulation.actor import Actor
+from tests.simulation.actor import Actor, Cancelled
 from tests.simulation.application import SESSION_FAULTS, Application
 from tests.simulation.checker import Checker
 from tests.simulation.database import Commit, Shard
 from tests.simulation.keykind import KINDS, KeyKind
-from tests.simulation.network import Network
-from tests.simulation.options import Options
+from tests.simulation.network import Network, RedisStore
+from tests.simulation.options import ACCEPTED_SECONDS, CANCEL_FAULTS, MEMORY_FAULTS, Options
 from tests.simulation.reshard import Reshard
 from tests.simulation.sink import Driver, Job
 from tests.simulation.upstream import Beat, Beaten, Configuration, Process, Writer
@@ -141,6 +141,8 @@ class World:
     checker: Checker = field(init=False)
     struck_faults: list[str] = field(init=False)
     has_stalls: bool = field(init=False)
+    has_cancels: bool = field(init=False)
+    reading: set[str] = field(default_factory=set)
     session_faults: list[str] = field(init=False)
     applications: dict[str, Application] = field(default_factory=dict)
     pace: float = field(init=False)
@@ -163,6 +165,7 @@ class World:
         self.stripes = options.stripes
         self.struck_faults = fault.struck_faults(options.faults)
         self.has_stalls = "stall" in options.faults
+        self.has_cancels = not options.faults.isdisjoint(CANCEL_FAULTS)
         self.session_faults = [kind for kind in SESSION_FAULTS if kind in options.faults]
         self.shards = [
             Shard.create(
@@ -215,7 +218,12 @@ class World:
 
     def _new_store(self, name: str) -> MemoryStore:
         clock = self.clocks[name] = NodeClock(self, self._clock(f"node {name}"))
-        return MemoryStore(name, clock=clock.read)
+        store = RedisStore if self._has_returns else MemoryStore
+        return store(name, clock=clock.read)
+
+    @property
+    def _has_returns(self) -> bool:
+        return not self.options.faults.isdisjoint(MEMORY_FAULTS)
 
     def _clock(self, name: str) -> Callable[[], float]:
         """A clock of its own: with an offset, and a little too fast or too slow."""
@@ -550,15 +558,32 @@ class World:
     ) -> Generator[Any, Any, list[Read]]:
         """The reads; none if no server of a shard answered. ``own``: commits that are demanded."""
         demand = NO_DEMAND if own is None else own.demand()
+        share = self.options.accepts_share
+        if share and not self.calm and self.random.random() < share:
+            demand = replace(demand, max_staleness_seconds=self.random.choice(ACCEPTED_SECONDS))
+            self.count("own bound")
         acknowledged = self.checker.find_acknowledged(lookups)
+        if self._has_returns:
+            self._replace_idle(name, known.context, lookups)
+        self.reading.add(name)
         try:
             reads = yield from read_through(known.context, lookups, demand)
-        except SourceUnavailable:
+        except (SourceUnavailable, Cancelled):
             return []
-        self.checker.read_done(name, lookups, reads, acknowledged)
+        finally:
+            self.reading.discard(name)
+        self.checker.read_done(name, lookups, reads, acknowledged, demand.max_staleness_seconds)
         if own is not None:
             self.checker.own_read_done(name, lookups, reads, own.commits)
         return reads
+
+    def _replace_idle(self, name: str, context: ReadContext, lookups: Sequence[Lookup]) -> None:
+        """As the library does: a connection that was closed while idle is replaced before anything is asked on it."""
+        actor = self.actor_by_name[name]
+        for node in dict.fromkeys(lookup.node for lookup in lookups):
+            if self.network.is_closed(actor, node):
+                del actor.connections[node]
+                context.forget(node)
 
     def application_of(self, reader: str) -> Application:
         """The reader's connections to the databases."""
@@ -668,6 +693,9 @@ class World:
     def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
         return self.network.carry_out(actor, node, request)
 
+    def confirm(self, actor: Actor, node: str, requests: Sequence[Request]) -> None:
+        self.network.confirm(actor, node, requests)
+
     def abandon(self, actor: Actor, node: str, requests: list[Request]) -> None:
         self.network.abandon(actor, node, requests)
 
@@ -692,14 +720,16 @@ class World:
     def step(self) -> None:
         self.steps_taken += 1
         chance, network = self.random, self.network
-        if network.late or network.back_at:
+        if network.late or network.back_at or network.earlier:
             network.deliver()
         if not self._is_warm:
             self._is_warm = self.now >= BEGINNING_SECONDS + self.options.warm_seconds
         elif not self.calm and chance.random() < self.options.fault_share:
             fault.strike(self)
         actor = self._choose()
-        if not (self.has_stalls and self._stalls(actor)):
+        if not (self.has_stalls and self._stalls(actor)) and not (
+            self.has_cancels and fault.cancel(self, actor)
+        ):
             actor.run_step()
         self.now += _TICKS_SECONDS[int(chance.random() * 4)] * self.pace
 
