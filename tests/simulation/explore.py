@@ -324,7 +324,8 @@ WORLDS: Final = (
     ),
     SmallWorld(
         "a definition comes back",
-        files=ANOTHER_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), polls=1, crashes=1,
+        files=ANOTHER_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), readers=2,
+        polls=1, crashes=1,
     ),
     SmallWorld(
         "an invalidator of the previous file goes on",
