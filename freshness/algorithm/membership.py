@@ -388,6 +388,7 @@ class Membership:
         start = self.everything(head)
         self.start_from(start)
         self.adopt(current, item, read_at)
+        self.opens_after = read_at  # the life before may have acknowledged what neither shows yet (F57)
         objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}
         born = replace(
             current, epoch=head.epoch, progress=start, floor=start, objects=objects, primary=head.primary

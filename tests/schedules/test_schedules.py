@@ -385,6 +385,28 @@ def test_waiting_for_readers_ends(node_refresh_seconds: float, at: float) -> Non
     assert world.record().progress == world.database.head
 
 
+def test_a_new_life_does_not_open_on_a_heartbeat_from_before_it() -> None:
+    """F57, I10: the node has lost its memory, and neither the primary nor this stream shows yet what another
+    invalidator had acknowledged there. A row that lacks it would count as fresh in a life that is open."""
+    world = World()
+    one, other = Invalidator(world).join(), Invalidator(world)
+    one.apply()
+    other.join()
+    world.commit(KEY)
+    one.apply()
+    old_beat = HeartbeatSeen(world.now, 0)
+    hidden = world.database.transactions.pop()
+    world.stores[NODE].flush()
+    world.sleep(1)
+    other.join()
+    world.database.transactions.append(hidden)
+    at = other.member.applied
+    other.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
+    assert not world.record().is_open
+    other.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
+    assert world.record().is_open
+
+
 def test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse() -> None:
     """F57, F87: the resume copy lacks the last commit that was acknowledged, the primary does not show it yet, and
     the stream brings an own heartbeat again that is older than the lapse: the node must wait for one begun since."""
