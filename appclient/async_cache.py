@@ -120,24 +120,15 @@ class AsyncCache:
         options = {"network": LOOP, **options, "on_read": None if on_read is None else tell}
         return cls(await run_awaiting(Cache, config, **options))
 
-    async def get(
-        self, object_name: str, key: Any, *, explain: bool = False, **options: Unpack[ReadOptions]
-    ) -> Any:
+    async def get(self, object_name: str, key: Any, *, explain: bool = False, **options: Unpack[ReadOptions]) -> Any:
         """See `Cache.get`."""
         return await self._run(self.blocking.get, object_name, key, explain=explain, **options)
 
     async def get_many(
-        self,
-        object_name: str,
-        keys: Iterable[Hashable],
-        *,
-        explain: bool = False,
-        **options: Unpack[ReadOptions],
+        self, object_name: str, keys: Iterable[Hashable], *, explain: bool = False, **options: Unpack[ReadOptions]
     ) -> dict[Any, Any]:
         """See `Cache.get_many`."""
-        found: dict[Any, Any] = await self._run(
-            self.blocking.get_many, object_name, keys, explain=explain, **options
-        )
+        found: dict[Any, Any] = await self._run(self.blocking.get_many, object_name, keys, explain=explain, **options)
         return found
 
     def loader(self, object_name: str) -> Callable[[AsyncFunction], AsyncFunction]:

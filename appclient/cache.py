@@ -166,8 +166,7 @@ class Cache:
         self.lookups.definition(object_name)  # raises for a wrong name even without keys
         if isinstance(keys, (str, bytes, Mapping)):
             raise ConfigError(
-                f"get_many got one {type(keys).__name__} as its keys",
-                hint="expected a list of keys, or use get",
+                f"get_many got one {type(keys).__name__} as its keys", hint="expected a list of keys, or use get"
             )
         wanted = list(dict.fromkeys(keys))
         lookups = [self._find_lookup(object_name, key) for key in wanted]
@@ -211,9 +210,7 @@ class Cache:
         if keyspace is None and len(self._databases) == 1:
             return next(iter(self._databases.values()))
         if keyspace not in self._databases:
-            raise ConfigError(
-                f"unknown keyspace {keyspace!r}", hint=f"expected one of {', '.join(self._databases)}"
-            )
+            raise ConfigError(f"unknown keyspace {keyspace!r}", hint=f"expected one of {', '.join(self._databases)}")
         return self._databases[keyspace]
 
     def key_columns(self, object_name: str) -> tuple[str, ...]:

@@ -35,9 +35,7 @@ class Freshness:
     def init_app(self, app: Flask) -> None:
         """Open the cache. Raises as `Cache.open`, and `ConfigError` if the application has no secret key."""
         if not app.secret_key:
-            raise ConfigError(
-                "the application has no secret key", hint="set SECRET_KEY: commit tokens are signed"
-            )
+            raise ConfigError("the application has no secret key", hint="set SECRET_KEY: commit tokens are signed")
         self.cache = Cache.open(
             app.config.get("FRESHNESS_CONFIG", "freshness.toml"), **app.config.get("FRESHNESS_OPTIONS", {})
         )
@@ -54,9 +52,7 @@ class Freshness:
         """The reads of the request that is served now. Raises RuntimeError outside of any."""
         found: RequestReads | None = request.environ.get(self._place)
         if found is None:
-            token = self.cookie.parse(
-                request.cookies.get(self.cookie.name), request.headers.get(self.cookie.header)
-            )
+            token = self.cookie.parse(request.cookies.get(self.cookie.name), request.headers.get(self.cookie.header))
             found = request.environ[self._place] = RequestReads(self.cache, token)
         return found
 

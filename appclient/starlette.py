@@ -72,8 +72,7 @@ class ReadYourWrites:
         cache = state.get(_CACHE)
         if cache is None:
             raise ConfigError(
-                "the application has no cache",
-                hint="expected lifespan=cache_lifespan(...), or its state in your own",
+                "the application has no cache", hint="expected lifespan=cache_lifespan(...), or its state in your own"
             )
         reads = RequestReads(cache, token) if isinstance(cache, Cache) else AsyncRequestReads(cache, token)
         state[_READS] = reads

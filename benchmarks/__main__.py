@@ -35,14 +35,7 @@ from benchmarks.moving import measure_moving
 from benchmarks.orm import measure_orm
 from benchmarks.profile import measure_profile
 from benchmarks.protection_memory import measure_protection_memory
-from benchmarks.report import (
-    COLUMNS,
-    as_json,
-    describe_machine,
-    find_regressions,
-    table_rows,
-    write_document,
-)
+from benchmarks.report import COLUMNS, as_json, describe_machine, find_regressions, table_rows, write_document
 from benchmarks.seek import measure_seek
 from freshness.errors import ConfigError, FreshnessError
 from integration.servers import Redis
@@ -116,10 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_document(DOCUMENT_PATH, machine, results)
     missed = [result for result in results if not result.is_met]
     for result in missed:
-        print(
-            f"missed: {result.name} has ratio {result.ratio:.2f}, expected {result.criterion}",
-            file=sys.stderr,
-        )
+        print(f"missed: {result.name} has ratio {result.ratio:.2f}, expected {result.criterion}", file=sys.stderr)
     worse = find_regressions(results, kept)
     for line in worse:
         print(f"worse: {line}", file=sys.stderr)
@@ -131,8 +121,7 @@ def _read_kept() -> dict[str, Any]:
         kept: dict[str, Any] = json.loads(RESULTS_PATH.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no {RESULTS_PATH.name} to hold the ratios against",
-            hint="run make bench once, without --check",
+            f"there is no {RESULTS_PATH.name} to hold the ratios against", hint="run make bench once, without --check"
         ) from None
     return kept
 
@@ -143,9 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", metavar="NAME", action="append", help=f"one of {', '.join(BENCHMARKS)}; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="print JSON and write no file")
-    parser.add_argument(
-        "--check", action="store_true", help="exit with 1 if a ratio is worse than in results.json"
-    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio is worse than in results.json")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each side, by default {ROUNDS}")
     return parser
 

@@ -268,9 +268,7 @@ def _find_resident(pid: int | None) -> tuple[int, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.audit", description="Measure the audit by replay.")
-    parser.add_argument(
-        "--events", type=int, action="append", help=f"by default {', '.join(map(str, EVENTS))}"
-    )
+    parser.add_argument("--events", type=int, action="append", help=f"by default {', '.join(map(str, EVENTS))}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--master", default="local[2]", help="the Spark master, by default local[2]")
     options = parser.parse_args(arguments)

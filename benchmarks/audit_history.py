@@ -124,15 +124,7 @@ def generate(folder: Path, events: int) -> Bench:
         **_write_odd_actions(history, changes, fills, kinds),
         **_write_damages(archive),
     }
-    rows = (
-        count
-        + len(kept)
-        + len(fills["key"])
-        + len(poisoned)
-        + len(hits["key"])
-        + len(outlived)
-        + len(thin["key"])
-    )
+    rows = count + len(kept) + len(fills["key"]) + len(poisoned) + len(hits["key"]) + len(outlived) + len(thin["key"])
     return Bench(archive, history, rows, expected)
 
 
@@ -170,9 +162,7 @@ def _hits(
 # -- violations of the other kinds -----------------------------------------------------------------------
 
 
-def _write_odd_actions(
-    folder: Path, changes: _Changes, fills: Mapping[str, Integers], kinds: int
-) -> dict[str, int]:
+def _write_odd_actions(folder: Path, changes: _Changes, fills: Mapping[str, Integers], kinds: int) -> dict[str, int]:
     """A few hundred actions that no other violation touches: of items that never change, but for wrong digests."""
     first_us, known = START_US + 100_000, changes.last(fills["key"], fills["prefix"])
     planted = numpy.arange(PLANTED)
@@ -236,9 +226,7 @@ def _write_odd_actions(
     # Two actions with one between them that is lost, before anything else; the second shows a number that the
     # damaged archive never had.
     for sequence, numbers in ((1, "1-2"), (3, "1-4")):
-        rows.append(
-            _publish(sequence, "n-damaged", DAMAGED, LIFE, f"{DAMAGED_SID}:{numbers}", START_US + sequence)
-        )
+        rows.append(_publish(sequence, "n-damaged", DAMAGED, LIFE, f"{DAMAGED_SID}:{numbers}", START_US + sequence))
         rows[-1]["client"] = "bench/lost/1"
     schema = arrow_schema("actions")
     parquet.write_table(pyarrow.Table.from_pylist(rows, schema), folder / "odd.parquet")
@@ -251,9 +239,7 @@ def _write_odd_actions(
     }
 
 
-def _publish(
-    sequence: int, node: str, lineage: str, life: bytes, position: str, begin_us: int
-) -> dict[str, Any]:
+def _publish(sequence: int, node: str, lineage: str, life: bytes, position: str, begin_us: int) -> dict[str, Any]:
     return {
         "client": "bench/publisher/2",
         "sequence": sequence,
@@ -314,16 +300,12 @@ def _texts(prefix: str, numbers: Integers) -> pyarrow.Array:
 
 
 def _lists(values: pyarrow.Array) -> pyarrow.Array:
-    return pyarrow.ListArray.from_arrays(
-        pyarrow.array(numpy.arange(len(values) + 1, dtype=numpy.int32)), values
-    )
+    return pyarrow.ListArray.from_arrays(pyarrow.array(numpy.arange(len(values) + 1, dtype=numpy.int32)), values)
 
 
 def _same(value: Any, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
     if pyarrow.types.is_list(kind) and value:
-        return _lists(
-            pyarrow.array([value[0]], kind.value_type).take(pyarrow.array(numpy.zeros(count, numpy.int64)))
-        )
+        return _lists(pyarrow.array([value[0]], kind.value_type).take(pyarrow.array(numpy.zeros(count, numpy.int64))))
     return pyarrow.array([value], kind).take(pyarrow.array(numpy.zeros(count, numpy.int64)))
 
 
@@ -375,11 +357,7 @@ def _write_changes(folder: Path, changes: _Changes, ordinals: Integers) -> None:
 
 
 def _write_actions(
-    folder: Path,
-    changes: _Changes,
-    kept: Integers,
-    fills: Mapping[str, Integers],
-    hits: Mapping[str, Integers],
+    folder: Path, changes: _Changes, kept: Integers, fills: Mapping[str, Integers], hits: Mapping[str, Integers]
 ) -> None:
     common = {"lineages": [LINEAGE], "epochs": ["1"], "lives": [LIFE], "is_absent": False, "count": 1}
     keys = changes.keys[kept - 1]

@@ -84,9 +84,7 @@ def _threads(shop: Shop, rounds: int) -> list[Result]:
         def run(work: Callable[[int], None]) -> Callable[[], object]:
             return lambda: list(pool.map(work, range(THREADS)))
 
-        timings = interleave(
-            lambda _: require_hits(shop, run(ours)), lambda _: stopwatch(run(theirs)), rounds
-        )
+        timings = interleave(lambda _: require_hits(shop, run(ours)), lambda _: stopwatch(run(theirs)), rounds)
     for client in clients:
         client.close()
     baseline = f"pymemcache get, {THREADS} threads with a client each"
@@ -168,18 +166,14 @@ def _many(shop: Shop, rounds: int) -> list[Result]:
         for _ in range(count):
             meta.multi_get(meta_names)
 
-    compiled = interleave(
-        lambda _: require_hits(shop, lambda: ours(MANY_READS)), lambda _: stopwatch(theirs), rounds
-    )
+    compiled = interleave(lambda _: require_hits(shop, lambda: ours(MANY_READS)), lambda _: stopwatch(theirs), rounds)
     share = MANY_READS // THREADS
     with ThreadPoolExecutor(THREADS) as pool:
 
         def run(work: Callable[[int], None]) -> Callable[[], object]:
             return lambda: list(pool.map(work, [share] * THREADS))
 
-        threads = interleave(
-            lambda _: require_hits(shop, run(ours)), lambda _: stopwatch(run(by_meta)), rounds
-        )
+        threads = interleave(lambda _: require_hits(shop, run(ours)), lambda _: stopwatch(run(by_meta)), rounds)
     what = f"({MANY_KEYS}), {MANY_NODES} nodes"
     return [
         compiled.microseconds("get_many_pylibmc", MANY_READS, f"pylibmc get_multi{what}"),

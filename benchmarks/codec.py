@@ -32,9 +32,7 @@ def measure_codec(rounds: int) -> list[Result]:
 
         return stopwatch(work)
 
-    decoded = interleave(
-        lambda _: repeated(decode_value, packed), lambda _: repeated(json.loads, text), rounds
-    )
+    decoded = interleave(lambda _: repeated(decode_value, packed), lambda _: repeated(json.loads, text), rounds)
     encoded = interleave(lambda _: repeated(encode_value, ROW), lambda _: repeated(json.dumps, ROW), rounds)
     return [
         decoded.microseconds("codec", COUNT, "json.loads"),

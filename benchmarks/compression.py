@@ -49,10 +49,7 @@ def make_document(random: Random) -> dict[str, Any]:
         }
         for _ in range(ORDERS)
     ]
-    return {
-        "customer": {"id": 42, "name": "Customer 42", "email": "customer42@example.org"},
-        "orders": orders,
-    }
+    return {"customer": {"id": 42, "name": "Customer 42", "email": "customer42@example.org"}, "orders": orders}
 
 
 def measure_compression(rounds: int) -> list[Result]:
@@ -73,10 +70,7 @@ def measure_compression(rounds: int) -> list[Result]:
     results = [Result("bytes", len(packed), "bytes", "plain", len(plain), (size, size))]
     encoded = interleave(repeated(encode, document), repeated(encode_value, document), rounds)
     decoded = interleave(repeated(decode_value, packed), repeated(decode_value, plain), rounds)
-    results += [
-        encoded.microseconds("encode", COUNT, "plain"),
-        decoded.microseconds("decode", COUNT, "plain"),
-    ]
+    results += [encoded.microseconds("encode", COUNT, "plain"), decoded.microseconds("decode", COUNT, "plain")]
     with Memcached() as server:
         node = MemcachedNode(server.address)
         node.perform([Add(b"plain", plain, TTL_SECONDS), Add(b"packed", packed, TTL_SECONDS)])

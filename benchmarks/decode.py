@@ -141,9 +141,7 @@ def open_plant(
             for table in ("small", "wide"):
                 columns = key_columns(connection, SCHEMA, table)
                 builder = KeyBuilder("bench", table, columns)
-                definitions[table] = ObjectDefinition(
-                    cast(Any, None), cast(Any, None), builder, {table: columns}
-                )
+                definitions[table] = ObjectDefinition(cast(Any, None), cast(Any, None), builder, {table: columns})
         yield Plant(server, logs, definitions)
     finally:
         server.stop()
@@ -159,10 +157,7 @@ def _fill(
     stream_criterion: Criterion | None,
 ) -> Log:
     """A log file of its own with these rows."""
-    with (
-        server.connect(SCHEMA, read_timeout=300) as connection,
-        connection.cursor() as cursor,
-    ):
+    with server.connect(SCHEMA, read_timeout=300) as connection, connection.cursor() as cursor:
         cursor.execute("FLUSH BINARY LOGS")
         status = "SHOW MASTER STATUS" if server.flavor == "mariadb" else "SHOW BINARY LOG STATUS"
         cursor.execute(status)
@@ -177,9 +172,7 @@ def _fill(
                 cursor.execute(f"INSERT INTO {table} VALUES {lines}")
             transactions = rows // ROWS_IN_STATEMENT
         cursor.execute("FLUSH BINARY LOGS")
-    return Log(
-        name, table, rows, transactions, in_memory, str(file), start, decode_criterion, stream_criterion
-    )
+    return Log(name, table, rows, transactions, in_memory, str(file), start, decode_criterion, stream_criterion)
 
 
 def _line(name: str, number: int) -> str:
@@ -188,9 +181,7 @@ def _line(name: str, number: int) -> str:
         return f"({number},{number},1,2,'hello world {number % 10}')"
     if name == "varied_rows":
         return f"({number + VARIED_FROM},{number},1,2,'{'x' * (number % 20)}')"
-    pairs = ",".join(
-        "NULL,NULL" if (number + place) % 5 == 0 else f"{number},'text {place}'" for place in range(8)
-    )
+    pairs = ",".join("NULL,NULL" if (number + place) % 5 == 0 else f"{number},'text {place}'" for place in range(8))
     return f"({number},{pairs},'2026-01-31 12:00:00.5',{number % 999}.25,'{'x' * (number % 40)}')"
 
 
@@ -239,9 +230,7 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
 
 def _decoder(plant: Plant, *, is_keyed: bool = True) -> EventDecoder | FastTrack:
     subscription = Subscription(plant.flavor, SCHEMA, frozenset(plant.definitions), "freshness_heartbeat")
-    decoder = make_decoder(
-        subscription, find_cascades=dict, definitions=plant.definitions if is_keyed else None
-    )
+    decoder = make_decoder(subscription, find_cascades=dict, definitions=plant.definitions if is_keyed else None)
     decoder.restart(has_checksum=True)
     return decoder
 
@@ -322,9 +311,7 @@ def _measure_stream(plant: Plant, log: Log, folder: Path, rounds: int) -> Result
 
 
 def _stream(plant: Plant, log: Log) -> None:
-    source = BinlogSource(
-        plant.address, plant.flavor, frozenset(plant.definitions), definitions=plant.definitions
-    )
+    source = BinlogSource(plant.address, plant.flavor, frozenset(plant.definitions), definitions=plant.definitions)
     source.open(log.start)
     try:
         deadline = time.monotonic() + STREAM_SECONDS

@@ -59,9 +59,7 @@ def _measure(server: DatabaseServer, log: Log, rounds: int) -> Result:
     return timings.per_second(name, log.rows, unit, LOOP, criterion)
 
 
-def follow(
-    server: DatabaseServer, log: Log, *, nodes: int = 1, observer: LoopObserver | None = None
-) -> float:
+def follow(server: DatabaseServer, log: Log, *, nodes: int = 1, observer: LoopObserver | None = None) -> float:
     """Seconds from connecting until everything is acknowledged. The nodes were empty."""
     with open_nodes(nodes) as servers:
         addresses = [each.address for each in servers]

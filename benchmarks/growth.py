@@ -100,9 +100,7 @@ def _by_columns(server: DatabaseServer) -> Result:
 
     def rate(count: int) -> float:
         start, end, definitions = logs.get(count) or logs.setdefault(count, _write_wide(server, count))
-        source = BinlogSource(
-            address_of(server), server.flavor, frozenset(definitions), definitions=definitions
-        )
+        source = BinlogSource(address_of(server), server.flavor, frozenset(definitions), definitions=definitions)
         rows = [0]
 
         def read() -> None:
@@ -124,9 +122,7 @@ def _by_columns(server: DatabaseServer) -> Result:
     return _curve("columns", "columns", "rows/s", COLUMNS, rate)
 
 
-def _write_wide(
-    server: DatabaseServer, columns: int
-) -> tuple[Position, Position, dict[str, ObjectDefinition]]:
+def _write_wide(server: DatabaseServer, columns: int) -> tuple[Position, Position, dict[str, ObjectDefinition]]:
     """A filled table with ``columns`` columns: (before, after, the object of its rows)."""
     table = f"wide{columns}"
     names = [f"{'n' if place % 2 else 't'}{place}" for place in range(1, columns)]
@@ -145,20 +141,14 @@ def _write_wide(
 def _by_keys(server: DatabaseServer) -> Result:
     with open_nodes(1) as (node,):
         return _curve(
-            "keys",
-            "keys in a transaction",
-            "keys/s",
-            KEYS,
-            lambda keys: _apply(server, [node.address], keys),
+            "keys", "keys in a transaction", "keys/s", KEYS, lambda keys: _apply(server, [node.address], keys)
         )
 
 
 def _by_nodes(server: DatabaseServer) -> Result:
     with open_nodes(max(NODES)) as nodes:
         addresses = [node.address for node in nodes]
-        return _curve(
-            "nodes", "cache nodes", "keys/s", NODES, lambda count: _apply(server, addresses[:count], 1)
-        )
+        return _curve("nodes", "cache nodes", "keys/s", NODES, lambda count: _apply(server, addresses[:count], 1))
 
 
 _namespaces = iter(range(1_000_000))
@@ -195,9 +185,7 @@ def _apply_all(pipeline: Pipeline, transactions: Sequence[Transaction]) -> None:
 
 def _by_shards(server: DatabaseServer, log: Log) -> Result:
     """Each process follows the same log to a node of its own, which is what shards of equal size are."""
-    return _curve(
-        "shards", "shards", "transactions/s", SHARDS, lambda count: _follow_together(server, log, count)
-    )
+    return _curve("shards", "shards", "transactions/s", SHARDS, lambda count: _follow_together(server, log, count))
 
 
 def _follow_together(server: DatabaseServer, log: Log, count: int) -> float:

@@ -121,12 +121,8 @@ def measure_hit_telemetry(rounds: int) -> list[Result]:
     meters = MeterProvider([InMemoryMetricReader()])
     kinds: dict[str, Telemetry] = {
         "prometheus": PrometheusTelemetry(CollectorRegistry()),
-        "metrics_by_opentelemetry": OpenTelemetry(
-            meter_provider=meters, tracer_provider=NoOpTracerProvider()
-        ),
-        "spans_by_opentelemetry": OpenTelemetry(
-            meter_provider=NoOpMeterProvider(), tracer_provider=TracerProvider()
-        ),
+        "metrics_by_opentelemetry": OpenTelemetry(meter_provider=meters, tracer_provider=NoOpTracerProvider()),
+        "spans_by_opentelemetry": OpenTelemetry(meter_provider=NoOpMeterProvider(), tracer_provider=TracerProvider()),
     }
     results = []
     with open_shop(node_count=1) as shop:
@@ -134,9 +130,7 @@ def measure_hit_telemetry(rounds: int) -> list[Result]:
         for name, telemetry in kinds.items():
             with closing(Cache(shop.cache.config, telemetry=telemetry)) as observed:
                 timings = interleave(
-                    partial(cpu_seconds, shop, observed, reads),
-                    partial(cpu_seconds, shop, shop.cache, reads),
-                    rounds,
+                    partial(cpu_seconds, shop, observed, reads), partial(cpu_seconds, shop, shop.cache, reads), rounds
                 )
             results.append(timings.microseconds(f"hit_{name}", READS, "CPU of a hit without telemetry"))
     return results
@@ -182,9 +176,7 @@ def measure_get_many(rounds: int) -> list[Result]:
             for _ in range(MANY_READS):
                 meta.multi_get(meta_names)
 
-        against_hash = interleave(
-            lambda _: require_hits(shop, ours), lambda _: stopwatch(by_hash_client), rounds
-        )
+        against_hash = interleave(lambda _: require_hits(shop, ours), lambda _: stopwatch(by_hash_client), rounds)
         against_meta = interleave(lambda _: require_hits(shop, ours), lambda _: stopwatch(by_meta), rounds)
         what = f"({MANY_KEYS}), {MANY_NODES} nodes"
         return [

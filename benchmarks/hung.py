@@ -67,9 +67,7 @@ def read_for(shop: Shop, own: Set[int], seconds: float, *, is_past_cache: bool =
             while time.monotonic() < until:
                 key = draw.choice(shop.keys)
                 begun = time.perf_counter()
-                shop.cache.get(
-                    "customer", key, max_staleness_seconds=0.0 if is_past_cache and key in own else None
-                )
+                shop.cache.get("customer", key, max_staleness_seconds=0.0 if is_past_cache and key in own else None)
                 took = 1000 * (time.perf_counter() - begun)
                 (seen.own if key in own else seen.others).append(took)
                 time.sleep(PAUSE_SECONDS)
@@ -125,11 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "own_p99_less_past_cache_ms": round(hung["own_p99_ms"] - past["own_p99_ms"], 3),
     }
     if options.json:
-        answer = {
-            "machine": describe_machine(),
-            "phases": [asdict(phase) for phase in phases],
-            **ratios,
-        }
+        answer = {"machine": describe_machine(), "phases": [asdict(phase) for phase in phases], **ratios}
         print(json.dumps(answer, indent=2))
         return 0
     for phase in phases:

@@ -130,9 +130,7 @@ class _Writer:
                 return self._here.recv()
         except EOFError:
             raise ServerFailed("the writer has ended", hint="its own output says why") from None
-        raise ServerFailed(
-            f"the writer was silent for {WRITER_SECONDS:.0f} s", hint="is the machine overloaded?"
-        )
+        raise ServerFailed(f"the writer was silent for {WRITER_SECONDS:.0f} s", hint="is the machine overloaded?")
 
 
 @contextmanager

@@ -40,9 +40,7 @@ ANSWER_SECONDS: Final = 60.0
 def measure_lock(rounds: int) -> list[Result]:
     with open_server("mariadb") as server, _reading(address_of(server)) as readers:
         for name in ("sync_binlog", "innodb_flush_log_at_trx_commit"):
-            server.execute(
-                f"SET GLOBAL {name} = 1"
-            )  # as in production: the row is held while the log is synced
+            server.execute(f"SET GLOBAL {name} = 1")  # as in production: the row is held while the log is synced
         server.execute(f"INSERT INTO {TABLE} VALUES (1,1,2,3,'hello world')", database=SCHEMA)
         HeartbeatWriter(address_of(server), "mariadb", "bench", 1.0).create()
         counts: list[tuple[int, int]] = []
@@ -102,9 +100,7 @@ def _receive(pipe: Any) -> Any:
             return pipe.recv()
     except EOFError:
         raise ServerFailed("the readers have ended", hint="their own output says why") from None
-    raise ServerFailed(
-        f"the readers were silent for {ANSWER_SECONDS:.0f} s", hint="is the machine overloaded?"
-    )
+    raise ServerFailed(f"the readers were silent for {ANSWER_SECONDS:.0f} s", hint="is the machine overloaded?")
 
 
 def _serve(address: ServerAddress, pipe: Any) -> None:
@@ -128,9 +124,7 @@ def _serve(address: ServerAddress, pipe: Any) -> None:
                 pipe.send(tuple(map(sum, zip(*(future.result() for future in futures), strict=True))))
 
 
-def _read(
-    database: ShardDatabase, head: EventToken, locks: bool, is_stopping: Callable[[], bool]
-) -> tuple[int, int]:
+def _read(database: ShardDatabase, head: EventToken, locks: bool, is_stopping: Callable[[], bool]) -> tuple[int, int]:
     """The number of reads, and of those that found the row held: they do not show the demanded position."""
     reads = busy = 0
     while not is_stopping():

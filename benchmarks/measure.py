@@ -112,24 +112,14 @@ class Timings:
         """As a rate, of ``count`` pieces of work in a round."""
         return self._result(name, lambda seconds: count / seconds, unit, baseline, criterion)
 
-    def microseconds(
-        self, name: str, count: int, baseline: str, criterion: Criterion | None = None
-    ) -> Result:
+    def microseconds(self, name: str, count: int, baseline: str, criterion: Criterion | None = None) -> Result:
         """As the time of one of ``count`` pieces of work in a round."""
         return self._result(name, lambda seconds: seconds / count * 1e6, "µs", baseline, criterion)
 
     def _result(
-        self,
-        name: str,
-        convert: Callable[[float], float],
-        unit: str,
-        baseline: str,
-        criterion: Criterion | None,
+        self, name: str, convert: Callable[[float], float], unit: str, baseline: str, criterion: Criterion | None
     ) -> Result:
-        pairs = [
-            (convert(ours), convert(theirs))
-            for ours, theirs in zip(self.candidate, self.baseline, strict=True)
-        ]
+        pairs = [(convert(ours), convert(theirs)) for ours, theirs in zip(self.candidate, self.baseline, strict=True)]
         pairs.sort(key=lambda pair: pair[0] / pair[1])
         value, baseline_value = pairs[(len(pairs) - 1) // 2]
         spread = pairs[0][0] / pairs[0][1], pairs[-1][0] / pairs[-1][1]

@@ -138,9 +138,7 @@ class _Watch(LoopObserver):
             self.samples.append(_status_mb("VmRSS"))
 
 
-def _follow(
-    address: ServerAddress, flavor: Any, node: str, start: Position, transactions: int, pipe: Any
-) -> None:
+def _follow(address: ServerAddress, flavor: Any, node: str, start: Position, transactions: int, pipe: Any) -> None:
     watch = _Watch(transactions, pipe)
     deadline = time.monotonic() + PASS_SECONDS
 

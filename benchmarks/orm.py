@@ -48,15 +48,9 @@ def measure_orm(rounds: int) -> list[Result]:
             for key in keys:
                 shop.cache.get("customer", key)
 
-        def compare(
-            name: str, hits: Reads, selects: Reads, what: str, criterion: Criterion | None
-        ) -> list[Result]:
-            against_select = interleave(
-                lambda _: require_hits(shop, hits), lambda _: stopwatch(selects), rounds
-            )
-            against_get = interleave(
-                lambda _: require_hits(shop, hits), lambda _: require_hits(shop, bare), rounds
-            )
+        def compare(name: str, hits: Reads, selects: Reads, what: str, criterion: Criterion | None) -> list[Result]:
+            against_select = interleave(lambda _: require_hits(shop, hits), lambda _: stopwatch(selects), rounds)
+            against_get = interleave(lambda _: require_hits(shop, hits), lambda _: require_hits(shop, bare), rounds)
             return [
                 against_select.microseconds(name, READS, f"{what} by a SELECT on the primary", criterion),
                 against_get.microseconds(f"{name}_over_get", READS, "Cache.get"),

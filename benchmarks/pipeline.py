@@ -97,10 +97,7 @@ def address_of(server: DatabaseServer) -> ServerAddress:
 
 def write_log(server: DatabaseServer, name: str, transactions: int, rows: int) -> Log:
     """Write a separate log file; each transaction inserts ``rows`` rows in one event."""
-    with (
-        server.connect(SCHEMA, read_timeout=FILL_TIMEOUT_SECONDS) as connection,
-        connection.cursor() as cursor,
-    ):
+    with server.connect(SCHEMA, read_timeout=FILL_TIMEOUT_SECONDS) as connection, connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE TABLE {TABLE}")
         cursor.execute("FLUSH BINARY LOGS")
         cursor.execute("SHOW MASTER STATUS" if server.flavor == "mariadb" else "SHOW BINARY LOG STATUS")
@@ -138,10 +135,7 @@ class Pipeline:
     ) -> None:
         """Until it is done, which is asked after every batch."""
         loop = run_loop(
-            self.shard,
-            transactions_max=transactions_max,
-            is_stopping=is_done,
-            observer=observer or LoopObserver(),
+            self.shard, transactions_max=transactions_max, is_stopping=is_done, observer=observer or LoopObserver()
         )
         with seldom_collected():
             drive(loop, self._answer)
@@ -184,9 +178,7 @@ def open_pipeline(
     definitions = find_definitions(address, namespace)
     head = Head(start, 1)
     placement = Placement(nodes, namespace)
-    policy = NodePolicy(
-        namespace, LINEAGE, placement.ring_version, {}, STRIPES, LEASE_SECONDS, LEASE_SECONDS, 1.0
-    )
+    policy = NodePolicy(namespace, LINEAGE, placement.ring_version, {}, STRIPES, LEASE_SECONDS, LEASE_SECONDS, 1.0)
     shard = ShardInvalidator(
         members=create_members(nodes, policy, running_clock, lambda: LIFE, empty_position(flavor)),
         instance="bench",
@@ -228,9 +220,7 @@ def open_nodes(count: int) -> Iterator[tuple[Memcached, ...]]:
         yield nodes
 
 
-def find_definitions(
-    address: ServerAddress, namespace: str, table: str = TABLE
-) -> dict[str, ObjectDefinition]:
+def find_definitions(address: ServerAddress, namespace: str, table: str = TABLE) -> dict[str, ObjectDefinition]:
     """The object that is a row of this table, of the table's name, keyed by its primary key."""
     with connect(address) as connection:
         columns = key_columns(connection, SCHEMA, table)

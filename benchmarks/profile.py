@@ -41,15 +41,7 @@ def measure_profile(rounds: int) -> list[Result]:
             for part, spent in zip(PARTS, microseconds, strict=True):
                 share = spent / total
                 results.append(
-                    Result(
-                        f"profile_{name}_{part}",
-                        spent,
-                        "µs",
-                        "all parts",
-                        total,
-                        (share, share),
-                        is_share=True,
-                    )
+                    Result(f"profile_{name}_{part}", spent, "µs", "all parts", total, (share, share), is_share=True)
                 )
     return results
 

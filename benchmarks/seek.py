@@ -62,9 +62,7 @@ def _measure(flavor: Flavor) -> Result:
     return _result(flavor, points, whole)
 
 
-def _result(
-    flavor: Flavor, points: Sequence[tuple[float, float]], whole: Sequence[tuple[float, float]]
-) -> Result:
+def _result(flavor: Flavor, points: Sequence[tuple[float, float]], whole: Sequence[tuple[float, float]]) -> Result:
     ratios = [value / baseline for (_, value), (_, baseline) in zip(points, whole, strict=True)]
     return Result(
         f"seek_{flavor}",

@@ -65,9 +65,7 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         servers = tuple(stack.enter_context(Memcached()) for _ in range(node_count))
         nodes = tuple(server.address for server in servers)
         keys = tuple(range(1, CUSTOMERS + 1))
-        rows = ",".join(
-            f"({key},'Customer {key}','customer{key}@example.org',{key % 90},'London')" for key in keys
-        )
+        rows = ",".join(f"({key},'Customer {key}','customer{key}@example.org',{key % 90},'London')" for key in keys)
         pair.primary.execute(
             "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50), email VARCHAR(80), visits INT,"
             " city VARCHAR(40))",
@@ -76,9 +74,7 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         pair.primary.execute(f"INSERT INTO customers VALUES {rows}", database="shop")
         pair.wait_caught_up()
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        path = write_config(
-            folder, "mariadb", pair.primary.url, nodes, replicas=[pair.replica.url], stripes=None
-        )
+        path = write_config(folder, "mariadb", pair.primary.url, nodes, replicas=[pair.replica.url], stripes=None)
         invalidator = stack.enter_context(InvalidatorProcess(path))
         for server in servers:
             settle_node(server.pid)
@@ -90,9 +86,7 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         _fill(shop)
         yield shop
         if not invalidator.is_running():
-            raise ServerFailed(
-                f"the invalidator ended meanwhile; the end of its log:\n{invalidator.log_tail()}"
-            )
+            raise ServerFailed(f"the invalidator ended meanwhile; the end of its log:\n{invalidator.log_tail()}")
 
 
 def _fill(shop: Shop) -> None:

@@ -28,16 +28,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from benchmarks.pipeline import (
-    TABLE,
-    Log,
-    address_of,
-    open_nodes,
-    open_pipeline,
-    open_server,
-    put_stripes,
-    write_log,
-)
+from benchmarks.pipeline import TABLE, Log, address_of, open_nodes, open_pipeline, open_server, put_stripes, write_log
 from benchmarks.report import describe_machine
 from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get
@@ -124,14 +115,7 @@ def open_system(folder: Path) -> Iterator[System]:
             (folder / name).mkdir(parents=True)
             options = {"namespace": name, "lease_seconds": 5, "max_staleness_seconds": 60}
             paths[name] = write_config(
-                folder / name,
-                FLAVOR,
-                server.url,
-                nodes,
-                objects=OBJECT,
-                cache=options,
-                stripes=None,
-                extra=extra,
+                folder / name, FLAVOR, server.url, nodes, objects=OBJECT, cache=options, stripes=None, extra=extra
             )
         service = stack.enter_context(InvalidatorProcess(paths["stream"]))
         yield System(server, nodes, load_config(paths["sink"]), folder, f"http://127.0.0.1:{port}", service)
@@ -161,9 +145,7 @@ def measure(session: SparkSession, system: System, name: str, transactions: int,
         print(found[-1], file=sys.stderr)
 
     namespace = f"own{name}"
-    with open_pipeline(
-        address_of(system.server), FLAVOR, system.nodes, log.start, namespace=namespace
-    ) as own:
+    with open_pipeline(address_of(system.server), FLAVOR, system.nodes, log.start, namespace=namespace) as own:
         note("invalidator", lambda: own.follow_to(log.end))
     for way, options in system.ways.items():
         source = {**options, "since": since}

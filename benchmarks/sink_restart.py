@@ -130,9 +130,7 @@ class Bench:
         return Restart(round(opened, 2), round(cluster, 2), round(closed, 2))
 
 
-def measure(
-    kind: type[SinkProcess], config_path: Path, url: str, checkpoint: Path, kills: int
-) -> list[Restart]:
+def measure(kind: type[SinkProcess], config_path: Path, url: str, checkpoint: Path, kills: int) -> list[Restart]:
     """Start a sink, and kill it ``kills`` times once it runs."""
     bench = Bench(kind, config_path, url, checkpoint)
     restarts = []

@@ -48,9 +48,7 @@ def figures(results: Results) -> str:
     faster = math.floor(min(results.find(whole, "ratio")))
     p50, p99 = (_up(results.find(f"lag_[a-z]+_{name}", "value"), -2) / 1000 for name in ("p50", "p99"))
     hit, many = _up(results.find("hit", "ratio"), 2), _up(results.find("get_many", "ratio"), 2)
-    stream, transaction = (
-        _up(results.find(f"memory_{name}", "value"), 0) for name in ("stream", "transaction")
-    )
+    stream, transaction = (_up(results.find(f"memory_{name}", "value"), 0) for name in ("stream", "transaction"))
     lines = (
         f"One process takes {_down(results.find(singles, 'value'))} single-row transactions a second from the log to "
         f"acknowledged invalidations, or {_down(results.find(thousands, 'value'))} rows of large transactions: at "
@@ -65,8 +63,7 @@ def figures(results: Results) -> str:
         f"{stream:g} MB of memory, however long the log; {transaction:g} MB for a transaction of a million rows.",
     )
     return "".join(
-        fill(line, LINE_CHARACTERS_MAX, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
-        + "\n"
+        fill(line, LINE_CHARACTERS_MAX, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
         for line in lines
     )
 

@@ -220,12 +220,7 @@ def load_failures() -> list[Failure]:
     """The catalogue, in its order. An unknown field is a `TypeError`."""
     entries = tomllib.loads(CATALOGUE.read_text())
     return [
-        Failure(
-            number,
-            tests=tuple(entry.pop("tests", ())),
-            planted=tuple(entry.pop("planted", ())),
-            **entry,
-        )
+        Failure(number, tests=tuple(entry.pop("tests", ())), planted=tuple(entry.pop("planted", ())), **entry)
         for number, entry in entries.items()
     ]
 

@@ -105,9 +105,7 @@ def with_password(address: ServerAddress) -> ServerAddress:
 def with_passwords(keyspace: Keyspace) -> Keyspace:
     """The same for all servers of a keyspace that the configuration reads rows from."""
     shards = tuple(
-        replace(
-            shard, primary=with_password(shard.primary), replicas=tuple(map(with_password, shard.replicas))
-        )
+        replace(shard, primary=with_password(shard.primary), replicas=tuple(map(with_password, shard.replicas)))
         for shard in keyspace.shards
     )
     return replace(keyspace, shards=shards)
@@ -146,9 +144,7 @@ def _run(arguments: tuple[str, ...], values: dict[str, str]) -> str:
 
 def _refuse_encrypted() -> str:
     """In the place of OpenSSL's own question, which would wait at the terminal."""
-    raise ConfigError(
-        "tls_key is encrypted", hint="decrypt the file: nobody can be asked for its pass phrase"
-    )
+    raise ConfigError("tls_key is encrypted", hint="decrypt the file: nobody can be asked for its pass phrase")
 
 
 def _unusable(name: str, path: Path | None, error: OSError) -> ConfigError:

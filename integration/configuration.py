@@ -10,9 +10,7 @@ CUSTOMER: Final = '[objects.customer]\ntable = "customers"\n'
 STRIPES: Final = 1024
 """Of each shard on each node, in tests: they start many invalidators, and each puts all stripes in their place."""
 
-PROFILE: Final = (
-    '[objects.profile]\nkey = "customer_id"\nmembers = { customers = "id", orders = "customer_id" }\n'
-)
+PROFILE: Final = '[objects.profile]\nkey = "customer_id"\nmembers = { customers = "id", orders = "customer_id" }\n'
 
 
 def write_config(

@@ -32,12 +32,8 @@ Vitess takes memory."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--newer", action="store_true", help="on the servers of provision.py newer, where it has them"
-    )
-    parser.addoption(
-        "--older", action="store_true", help="on the MySQL of provision.py older, in MySQL's place"
-    )
+    parser.addoption("--newer", action="store_true", help="on the servers of provision.py newer, where it has them")
+    parser.addoption("--older", action="store_true", help="on the MySQL of provision.py older, in MySQL's place")
     parser.addoption("--tested-on", metavar="FILE", type=Path, help="add which servers the tests passed on")
     parser.addoption("--screenshots", metavar="FOLDER", help="where tests of a page put pictures of it")
 

@@ -36,11 +36,7 @@ def main(verbs: Sequence[str]) -> int:
         home.mkdir()
         subprocess.run(["git", "clone", "-q", str(CHECKOUT), str(clone)], check=True)
         environment = {name: text for name, text in os.environ.items() if name != "FRESHNESS_CACHE"}
-        environment |= {
-            "HOME": str(home),
-            "PIP_CACHE_DIR": str(home / "pip"),
-            "XDG_CACHE_HOME": str(home / "cache"),
-        }
+        environment |= {"HOME": str(home), "PIP_CACHE_DIR": str(home / "pip"), "XDG_CACHE_HOME": str(home / "cache")}
         for verb in verbs or ("demo", "test"):
             began = time.monotonic()
             code = subprocess.run(["make", verb], cwd=clone, env=environment, check=False).returncode

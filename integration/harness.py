@@ -25,15 +25,7 @@ from unittest import mock
 from pymysql.cursors import DictCursor
 
 from appclient import Cache, Explanation, ReadOutcome
-from freshness.algorithm.envelope import (
-    STUB,
-    Filled,
-    find_record,
-    record_key,
-    resume_key,
-    stripe_key,
-    stripe_number,
-)
+from freshness.algorithm.envelope import STUB, Filled, find_record, record_key, resume_key, stripe_key, stripe_number
 from freshness.algorithm.request import Cas, Get, Item, Stored
 from freshness.algorithm.rule import find_hit_refusal
 from freshness.config.config import Config, load_config
@@ -236,9 +228,7 @@ class System:
         return any(self._has_acknowledged(node, head) for node in self.status() if node["node"] == address)
 
     def _has_acknowledged(self, node: Mapping[str, Any], head: Position) -> bool:
-        return node["state"] == "open" and parse_position(
-            self.pair.primary.flavor, node["progress"]
-        ).contains(head)
+        return node["state"] == "open" and parse_position(self.pair.primary.flavor, node["progress"]).contains(head)
 
     def wait_resumable(self) -> None:
         """Return when the resume copies, which are written every second, have the primary's current head."""
@@ -294,10 +284,7 @@ class System:
         """
         definition = self.registry[name]
         table, column = definition.config.table, definition.builder.columns[0].name
-        with (
-            self.pair.primary.connect("shop") as connection,
-            connection.cursor(DictCursor) as cursor,
-        ):
+        with self.pair.primary.connect("shop") as connection, connection.cursor(DictCursor) as cursor:
             cursor.execute(f"SELECT * FROM {table}")
             rows = {row[column]: row for row in cursor.fetchall()}
         cache = self.config.cache
@@ -321,9 +308,7 @@ class System:
                 live += 1
                 value = None if entry.value is None else decode_value(entry.value)
                 if value != rows.get(key):
-                    stale.append(
-                        f"{name} {key}: cached {value}, the primary has {rows.get(key)}, {entry.stamps}"
-                    )
+                    stale.append(f"{name} {key}: cached {value}, the primary has {rows.get(key)}, {entry.stamps}")
         finally:
             for node in connections.values():
                 node.close()
@@ -344,10 +329,7 @@ class System:
         assert cache.get_many(name, keys) == {key: rows.get(key) for key in keys}
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
-        with (
-            self.pair.primary.connect("shop") as connection,
-            connection.cursor(DictCursor) as cursor,
-        ):
+        with self.pair.primary.connect("shop") as connection, connection.cursor(DictCursor) as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall())
 

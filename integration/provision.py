@@ -72,12 +72,7 @@ def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None)
     """Run a command whose output matters only if it fails."""
     settings = {**os.environ, **(environment or {})}
     result = subprocess.run(
-        command,
-        env=settings,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if result.returncode != 0:
         tail = "\n".join(result.stdout.splitlines()[-15:])
@@ -155,16 +150,11 @@ def provision_databases(*programs: str) -> None:
     packages = {"mariadbd": "mariadb-server", "memcached": "memcached", "redis-server": "redis-server"}
     missing = [packages[program] for program in programs or packages if find_program(program) is None]
     if missing:
-        install_packages(
-            missing, "about 20 MB, for private servers; the system's own are neither started nor used"
-        )
+        install_packages(missing, "about 20 MB, for private servers; the system's own are neither started nor used")
 
 
 def provision_java() -> None:
-    if (
-        find_program("java") is None
-        and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin/java").exists()
-    ):
+    if find_program("java") is None and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin/java").exists():
         install_packages(["default-jre-headless"], "Java, for Spark; about 50 MB")
 
 
@@ -172,9 +162,7 @@ def provision_classes() -> None:
     """Keep the classes that Spark loads as Java has them then, beside Spark's own files: a start takes half as much
     processor time. Java passes over what is not of its own version and of these files."""
     archive, packages = VENV / CLASSES, (VENV / "lib").glob("python3*/site-packages")
-    changed = max(
-        (path.stat().st_mtime for each in packages for path in each.glob("pyspark/jars")), default=0.0
-    )
+    changed = max((path.stat().st_mtime for each in packages for path in each.glob("pyspark/jars")), default=0.0)
     if archive.exists() and archive.stat().st_mtime > changed:
         return
     say("keeping the classes that Spark loads, for quicker starts")
@@ -207,9 +195,7 @@ def provision_venv(*groups: str) -> None:
     project, _, _ = (CHECKOUT / "pyproject.toml").read_text().partition("\n[tool.")
     wanted = {_digest(path.read_bytes()) for path in pins.values()} | {_digest(project.encode())}
     stamp = VENV / "provisioned"
-    there = (
-        set(stamp.read_text().split()) if (VENV / "bin/invalidator").exists() and stamp.exists() else set()
-    )
+    there = set(stamp.read_text().split()) if (VENV / "bin/invalidator").exists() and stamp.exists() else set()
     if wanted <= there:
         return
     pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -290,9 +276,7 @@ class Unpacked:
         libraries += sorted({path.parent for path in self.root.glob("lib/*-linux-gnu*/libc.so.6")})
         loaders = [loader for place in libraries for loader in sorted(place.glob("ld-linux*.so.*"))]
         if not loaders:
-            raise ProvisionFailed(
-                f"{self.root} holds no dynamic loader; remove {self.directory} and try again"
-            )
+            raise ProvisionFailed(f"{self.root} holds no dynamic loader; remove {self.directory} and try again")
         private = sorted({path.parent for path in self.root.glob("usr/lib/mysql/private/*.so*")})
         path = ":".join(str(place) for place in [*libraries, *private])
         return [str(loaders[0]), "--library-path", path, str(program)]
@@ -331,26 +315,20 @@ def parse_apt_sources(files: Mapping[str, str]) -> list[AptSource]:
         if name.endswith(".sources"):
             for stanza in re.split(r"\n\s*\n", text):
                 lines = [line for line in stanza.splitlines() if not line.lstrip().startswith("#")]
-                fields = dict(
-                    re.findall(r"^([\w-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", "\n".join(lines), re.MULTILINE)
-                )
+                fields = dict(re.findall(r"^([\w-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", "\n".join(lines), re.MULTILINE))
                 if "deb" in fields.get("Types", "").split() and fields.get("Enabled", "yes").lower() != "no":
                     keyring = fields.get("Signed-By", "").strip()
                     suites = tuple(fields.get("Suites", "").split())
                     for uri in fields.get("URIs", "").split():
                         sources.append(AptSource(uri, suites, keyring if keyring.startswith("/") else ""))
         else:
-            for options, uri, suite in re.findall(
-                r"^deb\s+(\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE
-            ):
+            for options, uri, suite in re.findall(r"^deb\s+(\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE):
                 signed = re.search(r"signed-by=([^\s\]]+)", options, re.IGNORECASE)
                 sources.append(AptSource(uri, (suite,), signed[1] if signed else ""))
     return sources
 
 
-def find_distribution_source(
-    sources: Sequence[AptSource], distribution: str, codename: str
-) -> AptSource | None:
+def find_distribution_source(sources: Sequence[AptSource], distribution: str, codename: str) -> AptSource | None:
     """The main archive among the sources: the one that offers the release itself, not only its updates."""
     for source in sources:
         path = source.uri.rstrip("/")
@@ -381,12 +359,7 @@ def unpack(name: str, packages: Sequence[str], suite: str) -> Unpacked:
     say(f"unpacking {', '.join(packages)} of {suite} into {directory} (30 to 70 MB; nothing is installed)")
     shutil.rmtree(directory, ignore_errors=True)
     apt = directory / "apt"
-    for folder in (
-        "state/lists/partial",
-        "cache/archives/partial",
-        "etc/preferences.d",
-        "etc/sources.list.d",
-    ):
+    for folder in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/sources.list.d"):
         (apt / folder).mkdir(parents=True)
     # No package counts as installed, so apt lists everything down to the C library.
     (apt / "state/status").touch()
@@ -423,8 +396,7 @@ def version_of(command: Sequence[str]) -> str:
     found = re.search(r"\d+\.\d+\.\d+\S*", result.stdout)
     if result.returncode != 0 or found is None:
         raise ProvisionFailed(
-            f"the unpacked {Path(command[-1]).name} does not run:\n{result.stdout}{result.stderr}",
-            EXIT_DOWNLOAD,
+            f"the unpacked {Path(command[-1]).name} does not run:\n{result.stdout}{result.stderr}", EXIT_DOWNLOAD
         )
     return found[0]
 
@@ -461,9 +433,7 @@ def provision_newer() -> None:
         find_newer()
         return
     suite = "devel" if platform.freedesktop_os_release().get("ID") == "ubuntu" else "trixie"
-    unpacked = unpack(
-        "newer", ["mariadb-server-core", "mariadb-client-core", "valkey-server", "memcached"], suite
-    )
+    unpacked = unpack("newer", ["mariadb-server-core", "mariadb-client-core", "valkey-server", "memcached"], suite)
     usr, programs = unpacked.usr, unpacked.directory / "bin"
     programs.mkdir()
     mariadbd = [
@@ -526,10 +496,7 @@ def provision_older() -> None:
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     if digest != OLDER_MYSQL_SHA256:
         raise ProvisionFailed(f"{library} is another file than it was: SHA-256 {digest}", EXIT_DOWNLOAD)
-    with (
-        zipfile.ZipFile(library) as files,
-        tarfile.open(fileobj=files.open("mysql-Linux-amd64.tar.gz")) as archive,
-    ):
+    with zipfile.ZipFile(library) as files, tarfile.open(fileobj=files.open("mysql-Linux-amd64.tar.gz")) as archive:
         archive.extractall(directory, filter="data")
     library.unlink()
     version = version_of(older_command(directory))
@@ -581,8 +548,7 @@ def provision_vitess() -> None:
         say(f"building {program}")
         package = f"vitess.io/vitess/go/cmd/{program}"
         run(
-            [go, "-C", str(VITESS_MODULE), "install", "-trimpath", "-ldflags=-s -w", package],
-            environment=environment,
+            [go, "-C", str(VITESS_MODULE), "install", "-trimpath", "-ldflags=-s -w", package], environment=environment
         )
     (directory / "provisioned").write_text(_vitess_identity())
     say("Vitess is ready")
@@ -609,9 +575,7 @@ def find_kafka() -> Path:
     directory = cache_directory() / "kafka"
     stamp = directory / "provisioned"
     if not stamp.exists() or stamp.read_text() != _kafka_identity():
-        raise ProvisionFailed(
-            f"Kafka is not provisioned: nothing of this version in {directory}; run: make kafka"
-        )
+        raise ProvisionFailed(f"Kafka is not provisioned: nothing of this version in {directory}; run: make kafka")
     return directory / "libraries"
 
 

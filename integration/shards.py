@@ -141,9 +141,7 @@ class Cluster:
         # A source drops transactions that carry its own server id, and MariaDB orders GTIDs inside a domain only:
         # both are unique in the cluster. Shards with a common past send the same transactions to the one that they
         # are merged into.
-        options = (
-            (f"--gtid-domain-id={number}", "--gtid-ignore-duplicates=1") if self.flavor == "mariadb" else ()
-        )
+        options = (f"--gtid-domain-id={number}", "--gtid-ignore-duplicates=1") if self.flavor == "mariadb" else ()
         servers = [
             make_database(self.flavor, server_id=number * SERVERS_PER_SHARD_MAX + index, options=options)
             for index in range(1 + self.replicas)
@@ -215,10 +213,7 @@ class ShardRouter:
         """One statement, committed, where rows with this value live; the number of rows that it changed."""
 
         def attempt() -> tuple[int] | None:
-            with (
-                self.find(value).primary.connect(SCHEMA, user=WRITER) as connection,
-                connection.cursor() as cursor,
-            ):
+            with self.find(value).primary.connect(SCHEMA, user=WRITER) as connection, connection.cursor() as cursor:
                 try:
                     return (cursor.execute(sql, arguments),)
                 except pymysql.MySQLError as error:
@@ -296,9 +291,7 @@ class Writer(threading.Thread):
             customers[customer] = row
         elif choice < 0.5:
             row = (customer, customers[customer][1], self.writes)
-            self._execute(
-                customer, "UPDATE customers SET v = %s WHERE customer_id = %s", self.writes, customer
-            )
+            self._execute(customer, "UPDATE customers SET v = %s WHERE customer_id = %s", self.writes, customer)
             customers[customer] = row
         elif choice < 0.6:
             self._execute(customer, "DELETE FROM customers WHERE customer_id = %s", customer)

@@ -44,9 +44,7 @@ def run_stage(verb: str) -> Stage:
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={report} -o junit_duration_report=total"
     print(f"== make {verb}", flush=True)
     began = time.monotonic()
-    ended = subprocess.run(
-        ["make", verb], cwd=CHECKOUT, env={**os.environ, "PYTEST_ADDOPTS": options}, check=False
-    )
+    ended = subprocess.run(["make", verb], cwd=CHECKOUT, env={**os.environ, "PYTEST_ADDOPTS": options}, check=False)
     seconds = time.monotonic() - began
     if not report.exists():
         return Stage(verb, ended.returncode, seconds)

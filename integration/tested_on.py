@@ -61,6 +61,4 @@ def servers_of(values: Any) -> Iterator[tuple[str, str]]:
     """Product and version of those that a test was given."""
     for value in values:
         servers = (value.primary, value.replica) if isinstance(value, Pair) else (value,)
-        yield from (
-            (one.product, one.version) for one in servers if isinstance(one, ServerProcess) and one.version
-        )
+        yield from ((one.product, one.version) for one in servers if isinstance(one, ServerProcess) and one.version)

@@ -50,9 +50,7 @@ class Mailbox(Generic[Mail]):
     together. `put` and `fail` belong to the reader, `take` to the caller, `close` to either."""
 
     def __init__(
-        self,
-        measure: Callable[[Sequence[Mail]], tuple[int, int]],
-        bounds: QueueBounds = QUEUE_BOUNDS,
+        self, measure: Callable[[Sequence[Mail]], tuple[int, int]], bounds: QueueBounds = QUEUE_BOUNDS
     ) -> None:
         self._measure = measure
         self._bounds = bounds

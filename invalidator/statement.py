@@ -28,9 +28,7 @@ _DEFINES_TABLES: Final = re.compile(
     r"\s*(?:IF\s+(?:NOT\s+)?EXISTS\b)?",
     re.IGNORECASE,
 )
-_RENAMES: Final = re.compile(
-    r"\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b|CONSTRAINT\b)(?:TO\b|AS\b|=)?", re.IGNORECASE
-)
+_RENAMES: Final = re.compile(r"\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b|CONSTRAINT\b)(?:TO\b|AS\b|=)?", re.IGNORECASE)
 _NO_NAMES: Final = frozenset(("TO", "WAIT", "NOWAIT", "RESTRICT", "CASCADE"))
 _XA = re.compile(r"XA\s+(\w+)\s+X'([0-9A-F]*)'\s*,\s*X'([0-9A-F]*)'\s*,\s*(\d+)", re.IGNORECASE)
 
@@ -53,11 +51,7 @@ class StatementKind(Enum):
     OTHER = "other"
 
 
-_EXACT: Final = {
-    "BEGIN": StatementKind.BEGIN,
-    "COMMIT": StatementKind.COMMIT,
-    "ROLLBACK": StatementKind.ROLLBACK,
-}
+_EXACT: Final = {"BEGIN": StatementKind.BEGIN, "COMMIT": StatementKind.COMMIT, "ROLLBACK": StatementKind.ROLLBACK}
 _XA_KINDS: Final = {
     "START": StatementKind.XA_BEGIN,
     "BEGIN": StatementKind.XA_BEGIN,
@@ -129,12 +123,7 @@ def _is_about_no_rows(words: list[str]) -> bool:
 
 
 def _tables_defined_by(
-    sql: str,
-    words: list[str],
-    database: str,
-    default_database: str,
-    tables: Set[str],
-    has_versioned: bool,
+    sql: str, words: list[str], database: str, default_database: str, tables: Set[str], has_versioned: bool
 ) -> frozenset[str]:
     is_named = _make_search(sql, has_versioned=has_versioned)
     if words[0] == "CREATE" and (has_versioned or _creates_table(words)) and {"SELECT", "WITH"} & set(words):

@@ -9,9 +9,7 @@ from freshness.config.config import Config
 from freshness.errors import ConfigError
 
 
-def parse_arguments(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
-) -> argparse.Namespace:
+def parse_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options of a job, and those of all jobs. An empty option ends the program with 2: an unset variable
     of the shell would mean the default, or the current folder."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -40,7 +40,5 @@ def to_batches(rows: Iterable[tuple[Any, ...]], schema: pyarrow.Schema) -> Itera
 
 
 def _to_batch(rows: Sequence[tuple[Any, ...]], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    arrays = [
-        pyarrow.array(column, part.type) for column, part in zip(zip(*rows, strict=True), schema, strict=True)
-    ]
+    arrays = [pyarrow.array(column, part.type) for column, part in zip(zip(*rows, strict=True), schema, strict=True)]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)

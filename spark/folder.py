@@ -21,9 +21,7 @@ from freshness.errors import ConfigError
 S3: Final = {"s3", "s3a", "s3n"}
 """One store: Arrow calls it s3, and Hadoop s3a."""
 
-_HINT: Final = (
-    "give a folder that is mounted on all machines, or a URI that Arrow knows, as hdfs:, gs: or s3:"
-)
+_HINT: Final = "give a folder that is mounted on all machines, or a URI that Arrow knows, as hdfs:, gs: or s3:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,7 @@ def open_local(text: str) -> Path:
     path = find_local(text)
     if path is None:
         raise ConfigError(
-            f"{text} is not on a local or mounted file system",
-            hint="mount it on all machines, or copy it there",
+            f"{text} is not on a local or mounted file system", hint="mount it on all machines, or copy it there"
         )
     return path
 

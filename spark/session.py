@@ -49,9 +49,7 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which also chooses the master."""
 
 
-def open_session(
-    name: str, master: str | None = None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX
-) -> SparkSession:
+def open_session(name: str, master: str | None = None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX) -> SparkSession:
     """The session, on ``master``, else on that of spark-submit, else on this machine. Raises `ConfigError` if Java is
     missing."""
     is_submitted = _SUBMITTED in os.environ

@@ -88,8 +88,7 @@ def read_gtids(row: Any) -> str:
 def _require_no_transaction(connection: Any) -> None:
     if find_transaction(connection):
         raise ConfigError(
-            "a commit token was asked of a connection with an open transaction",
-            hint="commit, then take the token",
+            "a commit token was asked of a connection with an open transaction", hint="commit, then take the token"
         )
 
 

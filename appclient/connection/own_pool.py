@@ -25,13 +25,7 @@ from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, translated
 from freshness.database.session import CHOSEN_SQL, CREATED_SQL, put_back_sql, set_up_sql, use_sql
-from freshness.errors import (
-    ConfigError,
-    ConnectionsExhausted,
-    FreshnessError,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import ConfigError, ConnectionsExhausted, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.network import BLOCKING, Network
 
 log = logging.getLogger(__name__)
@@ -232,8 +226,7 @@ class BorrowedCursor:
             return rows
         if len(set(names)) < len(names):
             raise SourceUnsuitable(
-                f"two columns of one answer have the same name: {', '.join(names)}",
-                hint="give each its own, with AS",
+                f"two columns of one answer have the same name: {', '.join(names)}", hint="give each its own, with AS"
             )
         return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -280,12 +273,8 @@ def as_pymysql(error: Exception) -> pymysql.MySQLError:
     code = getattr(error, "errno", None)  # mysql-connector
     text = getattr(error, "msg", None)
     if not isinstance(code, int) or not isinstance(text, str):
-        code, text = (
-            (*error.args, "", "")[:2] if error.args and isinstance(error.args[0], int) else (0, error)
-        )
-    kind = {"ProgrammingError", "DataError", "NotSupportedError"} & {
-        each.__name__ for each in type(error).__mro__
-    }
+        code, text = (*error.args, "", "")[:2] if error.args and isinstance(error.args[0], int) else (0, error)
+    kind = {"ProgrammingError", "DataError", "NotSupportedError"} & {each.__name__ for each in type(error).__mro__}
     made = pymysql.ProgrammingError if kind else pymysql.OperationalError
     return made(CR.CR_UNKNOWN_ERROR if code == -1 else code, str(text))
 
@@ -347,10 +336,7 @@ class BorrowingPool:
                 try:
                     cursor.execute(PROBE, PROBE_PARAMETERS)
                     [(*found, database)] = cursor.fetchall()
-                except (
-                    TypeError,
-                    ValueError,
-                ) as error:  # it cannot send or read them, or finds no row
+                except (TypeError, ValueError) as error:  # it cannot send or read them, or finds no row
                     found, database = [error], None
                 if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
                     raise SourceUnsuitable(

@@ -47,9 +47,7 @@ class Pool(Generic[Kept]):
     lends_idle = True
     """Whether one may have been closed while nobody used it."""
 
-    def __init__(
-        self, size: int, name: str, close: Callable[[Kept], None], network: Network = BLOCKING
-    ) -> None:
+    def __init__(self, size: int, name: str, close: Callable[[Kept], None], network: Network = BLOCKING) -> None:
         self.size = size
         self._name = name
         self._close = close

@@ -40,10 +40,7 @@ _HARMLESS: Final = re.compile(
 
 _HIDDEN: Final = tuple(
     re.compile(rf"{_COMMENT}|`[^`]*(?:`|\Z)|{texts}", re.DOTALL)
-    for texts in (
-        r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)",
-        r"'[^']*(?:'|\Z)|\"[^\"]*(?:\"|\Z)",
-    )
+    for texts in (r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)", r"'[^']*(?:'|\Z)|\"[^\"]*(?:\"|\Z)")
 )
 """Comments and quoted texts, with the backslash as an escape and without it: the text does not say which."""
 
@@ -111,9 +108,7 @@ def changes_session(sql: str) -> bool:
     # Every statement of an application comes by here, and most are long: upper() is much quicker than a pattern.
     if "GET_LOCK" in sql.upper() and _LOCK.search(sql) is not None:
         return True
-    return any(
-        _CHANGES.match(part) and not _HARMLESS.fullmatch(part) for parts in _split(sql) for part in parts
-    )
+    return any(_CHANGES.match(part) and not _HARMLESS.fullmatch(part) for parts in _split(sql) for part in parts)
 
 
 def calls_stored_function(sql: str) -> bool:

@@ -97,8 +97,7 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
     token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
     if not isinstance(token, CommitToken):
         raise ConfigError(
-            f"at_least got {type(at_least).__name__}",
-            hint="expected a CommitToken, or its text; see commit_token",
+            f"at_least got {type(at_least).__name__}", hint="expected a CommitToken, or its text; see commit_token"
         )
     keyspaces = list(keyspaces)
     serving = {shard.lineage for keyspace in keyspaces for shard in keyspace.serving_shards}
@@ -108,9 +107,7 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
             owners = [k for k in keyspaces if any(shard.lineage == each.lineage for shard in k.shards)]
             for keyspace in owners or keyspaces:
                 asked.update((shard.lineage, each) for shard in keyspace.serving_shards)
-    joined = {
-        lineage: _join(lineage, [enclosing.get(lineage, each), each]) for lineage, each in asked.items()
-    }
+    joined = {lineage: _join(lineage, [enclosing.get(lineage, each), each]) for lineage, each in asked.items()}
     return {**enclosing, **joined}
 
 
@@ -118,9 +115,7 @@ def is_of_the_past(asked: EventToken, shown: EventToken) -> bool:
     """Whether the commits belong to another history than the server's present one: an older epoch, topology or
     flavor. The primary has all that is left of it."""
     return (
-        asked.lineage != shown.lineage
-        or asked.position.flavor != shown.position.flavor
-        or asked.epoch < shown.epoch
+        asked.lineage != shown.lineage or asked.position.flavor != shown.position.flavor or asked.epoch < shown.epoch
     )
 
 

@@ -112,11 +112,7 @@ class Database:
         `commit_token` if no server returns the epoch."""
         database = self.find_shard(shard)
         position = parse_position(self.keyspace.gtid_flavor, gtids)
-        return (
-            None
-            if position.is_empty
-            else CommitToken.of([database.make_token(database.find_epoch(), position)])
-        )
+        return None if position.is_empty else CommitToken.of([database.make_token(database.find_epoch(), position)])
 
     def find_shard(self, name: str | None) -> ShardDatabase:
         """The serving shard of that name; without a name, the only one."""
@@ -142,9 +138,7 @@ class Database:
         if len(lineages) == 1:
             only = lineages[0]
             shard = self.shards[only]
-            result, token = shard.snapshot(
-                load, at_least.get(only), required.get(only, NOTHING_REQUIRED), servers
-            )
+            result, token = shard.snapshot(load, at_least.get(only), required.get(only, NOTHING_REQUIRED), servers)
             return result, [token]
         if self.keyspace.flavor == "vitess":
             return self._nested_snapshot(lineages, load, at_least, required, servers, ())

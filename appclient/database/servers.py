@@ -28,13 +28,7 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, connect, reset_session, translated
 from freshness.database.session import NAME_IN_SESSION, set_up_sql
-from freshness.errors import (
-    ConnectionsExhausted,
-    FreshnessError,
-    QueryTimedOut,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import ConnectionsExhausted, FreshnessError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
 from freshness.network import BLOCKING, Network
 
 log = logging.getLogger(__name__)
@@ -155,10 +149,7 @@ class ShardServers:
         ) from failures[0]
 
     def _run_observed(
-        self,
-        address: ServerAddress,
-        read: Callable[[Connection, ServerAddress], Result],
-        keeps_connection: bool,
+        self, address: ServerAddress, read: Callable[[Connection, ServerAddress], Result], keeps_connection: bool
     ) -> Result:
         observer = self._access.observer
         if observer is None:
@@ -177,10 +168,7 @@ class ShardServers:
         return result
 
     def _run_on(
-        self,
-        address: ServerAddress,
-        read: Callable[[Connection, ServerAddress], Result],
-        keeps_connection: bool,
+        self, address: ServerAddress, read: Callable[[Connection, ServerAddress], Result], keeps_connection: bool
     ) -> Result:
         """The connection belongs to this read until it ends in order. After any exception, a signal handler's too,
         an answer may still be under way: the connection is closed, and nobody else ever reads from it (F46)."""

@@ -99,9 +99,7 @@ class ShardDatabase(ShardServers):
         """See `Database.query`."""
         token: EventToken | None = None
         if include_event_token or sent is not None or at_least is not None:
-            rows, token, address = self._read_snapshot(
-                lambda connection: connection.query(sql, params), at_least
-            )
+            rows, token, address = self._read_snapshot(lambda connection: connection.query(sql, params), at_least)
         else:
             rows, address = self.run(
                 lambda connection, address: (self._query(connection, address, sql, params), address)
@@ -316,11 +314,7 @@ class ShardDatabase(ShardServers):
             ) from error
 
     def _read_start(
-        self,
-        connection: Connection,
-        address: ServerAddress,
-        asked: EventToken | None,
-        required: EventToken | None,
+        self, connection: Connection, address: ServerAddress, asked: EventToken | None, required: EventToken | None
     ) -> tuple[EventToken | None, str]:
         """As `_read_asked`. Raises `Behind` for a replica that does not show ``required``, unless it is the last one
         and the primary is down or gets no more such reads."""
@@ -418,9 +412,7 @@ class ShardDatabase(ShardServers):
         self._choice.note_vain_wait(address)
         return None
 
-    def _has_committed(
-        self, connection: Connection, asked: EventToken, shown: EventToken, server: str
-    ) -> bool:
+    def _has_committed(self, connection: Connection, asked: EventToken, shown: EventToken, server: str) -> bool:
         """Whether the primary shows commits that have returned, which its token may lack on MariaDB alone (F2)."""
         if self._flavor != "mariadb" or asked.epoch != shown.epoch:
             return False

@@ -30,9 +30,7 @@ class VitessShardDatabase(ShardDatabase):
         super().__init__(flavor, shard, access)
         self._target = VitessShard.of(shard)
         self._of_primary = (
-            None
-            if self._target.tablet_type == "primary"
-            else VitessShardDatabase(flavor, of_primary(shard), access)
+            None if self._target.tablet_type == "primary" else VitessShardDatabase(flavor, of_primary(shard), access)
         )
 
     def query(
@@ -60,14 +58,9 @@ class VitessShardDatabase(ShardDatabase):
         tablet; if it does not show ``required``, it runs only there."""
         of_primary = self._of_primary
 
-        def read(
-            connection: Connection, _: ServerAddress
-        ) -> tuple[Result | LoaderError, EventToken | None] | None:
+        def read(connection: Connection, _: ServerAddress) -> tuple[Result | LoaderError, EventToken | None] | None:
             opened = LoaderConnection(connection, network=self._access.network)
-            with (
-                on_one_tablet(connection, self._target) as tablet,
-                enclosed_by(self.lineage, tablet.token, at_least),
-            ):
+            with on_one_tablet(connection, self._target) as tablet, enclosed_by(self.lineage, tablet.token, at_least):
                 shown = required.token
                 is_late = shown is LATEST or lacks(tablet.token, shown)
                 if is_late and of_primary is not None and of_primary.is_permitted():

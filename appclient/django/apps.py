@@ -20,13 +20,7 @@ from django.utils.module_loading import import_string
 
 from appclient.cache import Cache, Explanation
 from appclient.django.place import DjangoDatabases, find_places
-from appclient.django.plan import (
-    ModelObject,
-    check_columns,
-    find_objects,
-    find_refusal,
-    has_other_table,
-)
+from appclient.django.plan import ModelObject, check_columns, find_objects, find_refusal, has_other_table
 from appclient.django.queryset import CachedQuerySet, have_read_cache
 from appclient.django.session import watch
 from freshness.config.config import Config, load_config
@@ -79,9 +73,7 @@ def read_options(setting: object) -> Options:
         try:
             on_read = import_string(on_read)
         except ImportError as error:
-            raise ConfigError(
-                f"FRESHNESS['ON_READ']: {error}", hint="expected the path of a function"
-            ) from error
+            raise ConfigError(f"FRESHNESS['ON_READ']: {error}", hint="expected the path of a function") from error
     if on_read is not None and not callable(on_read):
         raise ConfigError(f"FRESHNESS['ON_READ'] is {on_read!r}", hint="expected a function or its path")
     models = given.get("MODELS", ())
@@ -210,8 +202,7 @@ def _is_cached(model: type[Model]) -> bool:
         for manager in parent._meta.managers
     }
     return any(
-        issubclass(manager._queryset_class, CachedQuerySet)
-        and (manager.name in own or manager.name not in others)
+        issubclass(manager._queryset_class, CachedQuerySet) and (manager.name in own or manager.name not in others)
         for manager in model._meta.managers
     )
 

@@ -86,9 +86,7 @@ def find_objects(
             problems.append(f"{label} {refused}")
             continue
         for entry in entries:
-            found.setdefault(
-                (label, entry.keyspace), ModelObject(model, entry.name, entry.keyspace, model._meta.pk)
-            )
+            found.setdefault((label, entry.keyspace), ModelObject(model, entry.name, entry.keyspace, model._meta.pk))
     if problems:
         raise ConfigError("models cannot be cached:\n  " + "\n  ".join(problems))
     return found
@@ -166,9 +164,7 @@ class InstancePlan:
             return None
         types = tuple(map(type, values))
         if types not in self._right:
-            if not all(
-                kind in (expected, type(None)) for kind, expected in zip(types, self._types, strict=True)
-            ):
+            if not all(kind in (expected, type(None)) for kind, expected in zip(types, self._types, strict=True)):
                 return None
             self._right.add(types)
         for place in self._times:

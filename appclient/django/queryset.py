@@ -214,9 +214,7 @@ class CachedManager(_Manager):
         return found
 
     @classmethod
-    def from_queryset(
-        cls, queryset_class: type[QuerySet], class_name: str | None = None
-    ) -> type[CachedManager]:
+    def from_queryset(cls, queryset_class: type[QuerySet], class_name: str | None = None) -> type[CachedManager]:
         """See Django's. Raises `ConfigError` for a query set that does not read the cache."""
         if not issubclass(queryset_class, CachedQuerySet):
             raise ConfigError(

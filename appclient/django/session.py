@@ -40,10 +40,7 @@ _BEGINS: Final = re.compile(
 )
 _ENDS: Final = re.compile(r"\s*(?:COMMIT|ROLLBACK)\b(?!\s+TO)", re.IGNORECASE)
 _CHOOSES: Final = re.compile(r"\bUSE\b", re.IGNORECASE)
-_ALL_COMMITTED: Final = {
-    "mariadb": "SELECT @@global.gtid_current_pos",
-    "mysql": "SELECT @@global.gtid_executed",
-}
+_ALL_COMMITTED: Final = {"mariadb": "SELECT @@global.gtid_current_pos", "mysql": "SELECT @@global.gtid_executed"}
 """Statements for the commits of all sessions, if the session that has committed is gone."""
 
 
@@ -152,9 +149,7 @@ def watch(*, connection: Any, **_: Any) -> None:
     writes.watch, writes.has_begun = SessionWatch(connection.connection), False
 
 
-def note_statement(
-    execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
-) -> Any:
+def note_statement(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     """A wrapper of Django's for each statement. One that fails can have written all the same."""
     connection, text = context["connection"], str(sql)
     try:

@@ -52,10 +52,7 @@ class ColumnTypes:
     ``without_record_seconds``: how long it is valid after no open record was seen."""
 
     def __init__(
-        self,
-        shards: Mapping[str, ShardDatabase],
-        clock: Callable[[], float],
-        without_record_seconds: float,
+        self, shards: Mapping[str, ShardDatabase], clock: Callable[[], float], without_record_seconds: float
     ) -> None:
         self._shards, self._clock, self._without_record_seconds = shards, clock, without_record_seconds
         self._known: dict[tuple[str, str], _Known] = {}
@@ -96,9 +93,7 @@ class ColumnTypes:
                     hint=f"they are asked for at most once in {AGAIN_SECONDS:g} s",
                 )
         required = _required(lineage, table, floors)
-        rows, token = self._shards[lineage].snapshot(
-            lambda connection: connection.query(_TYPES, (table,)), required
-        )
+        rows, token = self._shards[lineage].snapshot(lambda connection: connection.query(_TYPES, (table,)), required)
         types = {str(row["name"]): str(row["type"]).lower() for row in rows}
         found: Mapping[str, str] = types
         if known is not None:
@@ -138,7 +133,5 @@ def _required(lineage: str, table: str, floors: _Floors | None) -> EventToken | 
 
 def _shows(known: _Known, required: EventToken | None) -> bool:
     return (
-        required is None
-        or required == known.required
-        or (known.token is not None and covers(known.token, required))
+        required is None or required == known.required or (known.token is not None and covers(known.token, required))
     )

@@ -64,9 +64,7 @@ class _Places:
 class Flights:
     """The loads of a process that are under way, and for each key at most one that is to follow."""
 
-    def __init__(
-        self, load: Load, network: Network, tell_shared: Callable[[Lookup], None] | None = None
-    ) -> None:
+    def __init__(self, load: Load, network: Network, tell_shared: Callable[[Lookup], None] | None = None) -> None:
         """``tell_shared``: callback for each lookup that another reader's load answered."""
         self._load, self._network, self._tell_shared = load, network, tell_shared
         self._forget()
@@ -132,9 +130,7 @@ class Flights:
                 del self._next[keys[place]]
                 self._running[keys[place]] = flight
 
-    def _end(
-        self, key: Key, flight: Flight, loaded: Loaded | None = None, error: Exception | None = None
-    ) -> None:
+    def _end(self, key: Key, flight: Flight, loaded: Loaded | None = None, error: Exception | None = None) -> None:
         with self._lock:
             for flights in (self._running, self._next):
                 if flights.get(key) is flight:

@@ -86,9 +86,7 @@ class ObjectLoader:
             return self._read_rows(lookups, at_least, lookups[0].required)
         known = [place for place, lookup in enumerate(lookups) if LATEST not in lookup.required.values()]
         rows = self._read_rows([lookups[place] for place in known], at_least, NO_TOKENS) if known else []
-        loaded = {
-            place: one for place, one in zip(known, rows, strict=True) if _shows(one, lookups[place].required)
-        }
+        loaded = {place: one for place, one in zip(known, rows, strict=True) if _shows(one, lookups[place].required)}
         behind = [place for place in range(len(lookups)) if place not in loaded]
         if behind:
             again = [lookups[place] for place in behind]
@@ -97,10 +95,7 @@ class ObjectLoader:
         return [loaded[place] for place in range(len(lookups))]
 
     def _read_rows(
-        self,
-        lookups: Sequence[Lookup],
-        at_least: Mapping[str, EventToken],
-        required: Mapping[str, EventToken],
+        self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken], required: Mapping[str, EventToken]
     ) -> list[Loaded]:
         statement = self._keyed_rows(lookups, str(self._definition.config.table))
         rows: list[Row] = []
@@ -135,11 +130,7 @@ class ObjectLoader:
         ]
 
     def _loaded(
-        self,
-        lookup: Lookup,
-        row: Row | None,
-        tokens: Mapping[str, EventToken],
-        servers: Mapping[str, ReadServer],
+        self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken], servers: Mapping[str, ReadServer]
     ) -> Loaded:
         if row is None or self._identity(row) == lookup.identity:
             has_tokens = len(tokens) == len(lookup.policy.lineages)

@@ -83,9 +83,7 @@ class Lookups:
             return self._config.objects[object_name]
         except KeyError:
             known = ", ".join(sorted(self._config.objects)) or "none"
-            raise ConfigError(
-                f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}"
-            ) from None
+            raise ConfigError(f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}") from None
 
     def definition(self, object_name: str) -> ObjectDefinition:
         """Raises `ConfigError` for an unknown object, and what the database raises that its schema is read from."""

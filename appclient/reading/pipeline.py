@@ -23,15 +23,7 @@ from appclient.reading.lookup import Lookups
 from appclient.reading.reader import NodeReads
 from appclient.reading.refusal import Refusals
 from appclient.reading.shadow import ShadowReads
-from appclient.telemetry.observer import (
-    Answer,
-    Load,
-    ObservedNode,
-    Observer,
-    Vitals,
-    observed_loads,
-    observed_reads,
-)
+from appclient.telemetry.observer import Answer, Load, ObservedNode, Observer, Vitals, observed_loads, observed_reads
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
@@ -92,8 +84,7 @@ class Pipeline:
             {
                 name: (entry.local_copy_seconds, entry.stale_while_revalidate_seconds)
                 for name, entry in config.objects.items()
-                if (entry.local_copy_seconds or entry.stale_while_revalidate_seconds)
-                and self.recorder is None
+                if (entry.local_copy_seconds or entry.stale_while_revalidate_seconds) and self.recorder is None
             },
         )
         open_configured = partial(
@@ -145,9 +136,7 @@ class Pipeline:
             load = observed_loads(observer, load)
         return Flights(load, self._around.network, None if observer is None else observer.share_load).load
 
-    def load_within_limits(
-        self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]
-    ) -> list[Loaded]:
+    def load_within_limits(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """Each value by its object's loader. All lookups are of one object. Raises `Overloaded` above its limit."""
         if (limit := self.limits.get(lookups[0].policy.name)) is not None:
             limit.take(len(lookups))
@@ -212,11 +201,7 @@ class Pipeline:
             on_stale=settings.on_stale,
             on_unknown=settings.on_unknown,
             sightings=Sightings(
-                clock,
-                _now_us,
-                settings.max_staleness_seconds,
-                settings.clock_skew_seconds,
-                self._note_view,
+                clock, _now_us, settings.max_staleness_seconds, settings.clock_skew_seconds, self._note_view
             ),
             witness=self.recorder,
             recall=self.copies.recall,

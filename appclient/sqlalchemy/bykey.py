@@ -15,13 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, Select, Table
 from sqlalchemy.sql import operators, visitors
-from sqlalchemy.sql.elements import (
-    BinaryExpression,
-    BindParameter,
-    BooleanClauseList,
-    ColumnElement,
-    Grouping,
-)
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList, ColumnElement, Grouping
 
 _COLUMN: Final = r"[\w`][^\s(),]*( AS [^\s(),]+)?"
 _BY_KEY: Final = re.compile(
@@ -48,9 +42,7 @@ class ByKey:
     columns: tuple[str, ...]
     is_many: bool
 
-    def keys(
-        self, values: Mapping[str, Any], processors: Mapping[str, Any], columns: Sequence[str]
-    ) -> list[Any]:
+    def keys(self, values: Mapping[str, Any], processors: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
         """The keys that one execution asks for. ``values``: by parameter; ``processors``: they return the
         value for the driver. ``columns``: columns of the key, in its order."""
         names = [self.parameters[column] for column in columns]
@@ -142,10 +134,7 @@ def _conjuncts(criteria: Any) -> list[Any]:
 
 def _find_parameter(criterion: Any, table: Table, compiled: Any) -> tuple[str, str] | None:
     """The column that must be equal to a parameter, and the parameter's name."""
-    if not isinstance(criterion, BinaryExpression) or criterion.operator not in (
-        operators.eq,
-        operators.in_op,
-    ):
+    if not isinstance(criterion, BinaryExpression) or criterion.operator not in (operators.eq, operators.in_op):
         return None
     column, bind = criterion.left, criterion.right
     if not isinstance(column, Column) or not _is_of(column, table) or not isinstance(bind, BindParameter):

@@ -37,11 +37,7 @@ class CachedSelect:
     """See `CachedReads.select`. The key is that of the object, one argument for each column."""
 
     def __init__(
-        self,
-        find_answer: FindAnswer,
-        replay: ReplayEngine,
-        object_name: str,
-        function: Callable[..., Select[Any]],
+        self, find_answer: FindAnswer, replay: ReplayEngine, object_name: str, function: Callable[..., Select[Any]]
     ) -> None:
         self._find_answer, self._replay = find_answer, replay
         self.name, self._function = object_name, function

@@ -183,13 +183,9 @@ class Writes:
         """Whether statements of the session mean other rows than those of other sessions, or lock what they read; or
         a connection of the session has written in its transaction."""
         used = [bind, *state.connections]
-        if any(
-            _are_foreign(each.dispatch.before_execute, each.dispatch.before_cursor_execute) for each in used
-        ):
+        if any(_are_foreign(each.dispatch.before_execute, each.dispatch.before_cursor_execute) for each in used):
             self._exclude(bind.engine.pool, "a handler of the engine rewrites statements (retval=True)")
-        if bind.engine.pool in self._changing or any(
-            is_special(each.get_execution_options()) for each in used
-        ):
+        if bind.engine.pool in self._changing or any(is_special(each.get_execution_options()) for each in used):
             return True
         return any(each in self._written or _watch(each).is_special for each in state.connections)
 

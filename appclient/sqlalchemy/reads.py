@@ -47,14 +47,7 @@ from appclient.sqlalchemy.replay import (
 )
 from freshness.config.keyspace import Keyspace
 from freshness.database.session import ISOLATION
-from freshness.errors import (
-    ConfigError,
-    FormatError,
-    FreshnessError,
-    Overloaded,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import ConfigError, FormatError, FreshnessError, Overloaded, SourceUnavailable, SourceUnsuitable
 from freshness.position.commit import CommitToken
 
 if TYPE_CHECKING:
@@ -66,8 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SESSION: Final = (
-    "SELECT @@session.time_zone, @@system_time_zone, @@session.{isolation}, DATABASE(), "
-    "@@lower_case_table_names"
+    "SELECT @@session.time_zone, @@system_time_zone, @@session.{isolation}, DATABASE(), @@lower_case_table_names"
 )
 _ASKED: Final = "freshness_asked"
 """The `_EngineSession` in `Connection.info`, which lasts as long as the driver's connection."""
@@ -109,9 +101,7 @@ class _Site:
     replay: ReplayEngine
     session: _EngineSession | None = None
     is_zone_logged: bool = False
-    plans: LRUCache[Any, tuple[CompiledRows, _Plan | None, Any]] = field(
-        default_factory=lambda: LRUCache(PLANS_KEPT)
-    )
+    plans: LRUCache[Any, tuple[CompiledRows, _Plan | None, Any]] = field(default_factory=lambda: LRUCache(PLANS_KEPT))
     """By the key of a statement, its layout, its plan, which is None if it reads no object, and the statement."""
     columns: WeakKeyDictionary[Any, Mapping[str, set[str]]] = field(default_factory=WeakKeyDictionary)
     """The columns that a compiled statement shows, by table."""
@@ -197,8 +187,7 @@ class CachedReads:
         state = SessionState.of(sync_session(session))
         if state.is_blind:
             raise SourceUnavailable(
-                "no token has the commits of this session",
-                hint="the log says why; do not reuse an older token",
+                "no token has the commits of this session", hint="the log says why; do not reuse an older token"
             )
         return state.token
 
@@ -318,9 +307,7 @@ class CachedReads:
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
             finally:
                 cursor.close()
-            is_same = database == site.database or (
-                int(folds) > 0 and str(database).lower() == site.database.lower()
-            )
+            is_same = database == site.database or (int(folds) > 0 and str(database).lower() == site.database.lower())
             shown = borrowed.info[_ASKED] = _EngineSession(
                 str(system if zone == "SYSTEM" else zone),
                 str(isolation),
@@ -413,10 +400,7 @@ class CachedReads:
         if plan.by_key.is_many:
             if set(map(type, keys)) - {int}:
                 raise StandAside  # two spellings may be one row, which the database gives once
-        elif any(
-            isinstance(value, (dict, list, set))
-            for value in (keys if len(plan.key_columns) == 1 else keys[0])
-        ):
+        elif any(isinstance(value, (dict, list, set)) for value in (keys if len(plan.key_columns) == 1 else keys[0])):
             raise StandAside  # the driver raises for it, or has a meaning of its own
         return keys
 

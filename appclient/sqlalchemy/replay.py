@@ -97,9 +97,7 @@ def open_replay(engine: Engine) -> ReplayEngine:
     made.server_version_info = getattr(dialect, "server_version_info", None) or (8, 0, 0)
     made.is_mariadb = dialect.is_mariadb
     connect: Any = _Connection
-    replay = ReplayEngine(
-        StaticPool(connect), made, make_url(f"{dialect.name}+pymysql://"), logging_name="freshness"
-    )
+    replay = ReplayEngine(StaticPool(connect), made, make_url(f"{dialect.name}+pymysql://"), logging_name="freshness")
     replay.idle = deque()
     return replay
 

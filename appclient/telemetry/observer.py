@@ -167,9 +167,7 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         its = {
-            name: [getattr(each, name) for each in observers]
-            for name in vars(Observer)
-            if not name.startswith("_")
+            name: [getattr(each, name) for each in observers] for name in vars(Observer) if not name.startswith("_")
         }
         vars(self).update({name: partial(_call_all, calls) for name, calls in its.items()})
         for name in ("end_read", "fail_read", "end_load", "fail_load"):

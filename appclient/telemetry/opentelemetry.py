@@ -89,11 +89,7 @@ class _Counts:
         with self._lock:
             counts = dict(self._counts)
         for (namespace, name, outcome), count in counts.items():
-            attributes = {
-                "freshness.namespace": namespace,
-                "freshness.object": name,
-                self._attribute: outcome,
-            }
+            attributes = {"freshness.namespace": namespace, "freshness.object": name, self._attribute: outcome}
             yield Observation(count, {key: value for key, value in attributes.items() if value})
 
 
@@ -121,9 +117,7 @@ class _Metrics:
             "history.dropped", "{action}", "Actions that are missing in the recorded history."
         )
         self.fills = counts("fills", "{value}", "Values that were stored.")
-        self.fills_refused = counts(
-            "fills.refused", "{value}", "Values of the database not stored, by outcome."
-        )
+        self.fills_refused = counts("fills.refused", "{value}", "Values of the database not stored, by outcome.")
         self.read_seconds = meter.create_histogram(
             "freshness.client.read.duration", "s", "Time of a call of get or get_many."
         )
@@ -131,9 +125,7 @@ class _Metrics:
             "freshness.client.load.duration", "s", "Time to build values from the database."
         )
         self.heartbeat_age = meter.create_gauge(
-            "freshness.client.server.heartbeat.age",
-            "s",
-            "Age of the newest heartbeat that a server last showed.",
+            "freshness.client.server.heartbeat.age", "s", "Age of the newest heartbeat that a server last showed."
         )
         # The next three are those of the semantic conventions.
         self.operation_seconds = meter.create_histogram(
@@ -182,9 +174,7 @@ class _OpenTelemetryObserver(Observer):
         operation = "get" if len(lookups) == 1 else "get_many"
         return self._begin(f"cache.{operation}", lookups, SpanKind.INTERNAL, None)
 
-    def end_read(
-        self, begun: _Begun, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float
-    ) -> None:
+    def end_read(self, begun: _Begun, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float) -> None:
         name, namespace = lookups[0].policy.name, self._namespace
         outcomes = Tally(read.outcome.name for read in reads)
         is_hit = all(read.is_hit for read in reads)
@@ -206,9 +196,7 @@ class _OpenTelemetryObserver(Observer):
         attributes = {**self._of(lookups), "freshness.many": len(reads) > 1, "freshness.hit": is_hit}
         self._metrics.read_seconds.record(seconds, attributes)
 
-    def fail_read(
-        self, begun: _Begun, lookups: Sequence[Lookup], error: BaseException, seconds: float
-    ) -> None:
+    def fail_read(self, begun: _Begun, lookups: Sequence[Lookup], error: BaseException, seconds: float) -> None:
         self._fail(begun, lookups, error, seconds, self._metrics.read_seconds)
 
     def begin_load(self, lookups: Sequence[Lookup]) -> _Begun:
@@ -218,9 +206,7 @@ class _OpenTelemetryObserver(Observer):
         self._end(begun)
         self._metrics.load_seconds.record(seconds, self._of(lookups))
 
-    def fail_load(
-        self, begun: _Begun, lookups: Sequence[Lookup], error: BaseException, seconds: float
-    ) -> None:
+    def fail_load(self, begun: _Begun, lookups: Sequence[Lookup], error: BaseException, seconds: float) -> None:
         self._fail(begun, lookups, error, seconds, self._metrics.load_seconds)
 
     def share_load(self, lookup: Lookup) -> None:
@@ -281,9 +267,7 @@ class _OpenTelemetryObserver(Observer):
             return {**attributes, "server.address": node}
         return {**attributes, "server.address": host, "server.port": port}
 
-    def _begin(
-        self, operation: str, lookups: Sequence[Lookup], kind: SpanKind, parent: _Begun | None
-    ) -> _Begun:
+    def _begin(self, operation: str, lookups: Sequence[Lookup], kind: SpanKind, parent: _Begun | None) -> _Begun:
         span = self._tracer.start_span(f"{operation} {lookups[0].policy.name}", kind=kind)
         if span.is_recording():
             span.set_attributes({**self._of(lookups), "freshness.keys": len(lookups)})
@@ -304,12 +288,7 @@ class _OpenTelemetryObserver(Observer):
         begun.span.end()
 
     def _fail(
-        self,
-        begun: _Begun,
-        lookups: Sequence[Lookup],
-        error: BaseException,
-        seconds: float,
-        histogram: Histogram,
+        self, begun: _Begun, lookups: Sequence[Lookup], error: BaseException, seconds: float, histogram: Histogram
     ) -> None:
         span, kind = begun.span, type(error).__name__
         if span.is_recording():

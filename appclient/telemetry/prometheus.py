@@ -128,9 +128,7 @@ class _Metrics:
         "object",
     )
     load_errors: Counter = _counter("Loads that raised, by class.", "object", "error")
-    loads_shared: Counter = _counter(
-        "Keys whose reader was given the value of another reader's load.", "object"
-    )
+    loads_shared: Counter = _counter("Keys whose reader was given the value of another reader's load.", "object")
     primary_reads: Counter = _counter(
         "Misses that the replicas could not answer at once, or may not (on_unknown). result: read from the primary, "
         "bounded and read from a replica, or waited for a replica that showed the change in time.",
@@ -150,17 +148,13 @@ class _Metrics:
     database_seconds: Histogram = _histogram(
         "Time of a read of a database server, the wait for a connection included.", DATABASE_BUCKETS, "server"
     )
-    database_failures: Counter = _counter(
-        "Reads that a database server did not answer, or refused.", "server"
-    )
+    database_failures: Counter = _counter("Reads that a database server did not answer, or refused.", "server")
     server_heartbeat_age_seconds: Gauge = _gauge(
         "Age of the newest heartbeat that a server showed to the last miss that asked it.",
         "livemostrecent",
         *("server", "lineage"),
     )
-    breaker_open: Gauge = _gauge(
-        "1 while a cache node is left alone since it did not answer.", "livemax", "node"
-    )
+    breaker_open: Gauge = _gauge("1 while a cache node is left alone since it did not answer.", "livemax", "node")
     connections_in_use: Gauge = _gauge(
         "Connections that reads use just now: to cache nodes (one set of them for each read), to a server.",
         "livesum",
@@ -186,9 +180,7 @@ class _Metrics:
 
     def note_node(self, namespace: str, node: str) -> _Noted:
         """The list for the times of a node's answers."""
-        return self.noted.setdefault(
-            ("node", namespace, node), _Noted(self.node_seconds.labels(namespace, node))
-        )
+        return self.noted.setdefault(("node", namespace, node), _Noted(self.node_seconds.labels(namespace, node)))
 
 
 class PrometheusTelemetry:
@@ -332,9 +324,7 @@ class _PrometheusObserver(Observer):
         self._metrics.database_failures.labels(self.namespace, _name(server)).inc()
 
     def show_heartbeat(self, server: ServerAddress, lineage: str, age_seconds: float) -> None:
-        self._metrics.server_heartbeat_age_seconds.labels(self.namespace, _name(server), lineage).set(
-            age_seconds
-        )
+        self._metrics.server_heartbeat_age_seconds.labels(self.namespace, _name(server), lineage).set(age_seconds)
 
 
 def _name(server: ServerAddress) -> str:

@@ -36,9 +36,7 @@ class FakeDatabases:
     """The servers of one shard, with files in ``folder``. ``on_commit``: called behind each commit that changed rows.
     ``log``: all commits since the schema was created."""
 
-    def __init__(
-        self, folder: Path, flavor: str, shard: Shard, schema: str, on_commit: Callable[[], None]
-    ) -> None:
+    def __init__(self, folder: Path, flavor: str, shard: Shard, schema: str, on_commit: Callable[[], None]) -> None:
         self.shard, self.nothing = shard, empty_position(flavor)
         self.log: list[Commit] = []
         self.is_replicating = True
@@ -55,9 +53,7 @@ class FakeDatabases:
             serve(f"replica {place}", address.database, lambda: self._position(self._applied))
             for place, address in enumerate(shard.replicas)
         ]
-        self.servers = dict(
-            zip((shard.primary, *shard.replicas), (self.primary, *self.replicas), strict=True)
-        )
+        self.servers = dict(zip((shard.primary, *shard.replicas), (self.primary, *self.replicas), strict=True))
         with self.primary.open() as rows:
             self._rows = read_rows(rows)
         self.primary.on_commit = self._note
@@ -75,18 +71,14 @@ class FakeDatabases:
                     replica.apply(commit.changes)
             self._applied = len(self.log)
 
-    def find_columns(
-        self, keyspace: str, table: str, names: tuple[str, ...], *_: Any
-    ) -> tuple[KeyColumn, ...]:
+    def find_columns(self, keyspace: str, table: str, names: tuple[str, ...], *_: Any) -> tuple[KeyColumn, ...]:
         """The columns of a table's key, its primary key by default. Raises `ConfigError`."""
         with self.primary.open() as rows:
             found = rows.execute(f'PRAGMA table_info("{table}")').fetchall()
         types = {str(row[1]): str(row[2]).upper() for row in found}
         keys = names or tuple(str(row[1]) for row in sorted(found, key=lambda row: row[5]) if row[5])
         if not keys:
-            raise ConfigError(
-                f"table {table} has no primary key", hint="is it in the schema of the FakeSystem?"
-            )
+            raise ConfigError(f"table {table} has no primary key", hint="is it in the schema of the FakeSystem?")
         return tuple(_column(table, name, types) for name in keys)
 
     def _note(self, rows: Rows) -> None:

@@ -131,9 +131,7 @@ class FakeDatabase(DatabaseWrapper):
 
     features_class = _Features
 
-    def __init__(
-        self, settings: Mapping[str, Any], alias: str, address: ServerAddress, server: FakeServer
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any], alias: str, address: ServerAddress, server: FakeServer) -> None:
         place = {"HOST": address.host, "PORT": address.port, "NAME": address.database}
         super().__init__({**settings, **place, "OPTIONS": {}}, alias)
         self.server = server

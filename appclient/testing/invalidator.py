@@ -106,9 +106,7 @@ class FakeInvalidator:
             if before.contains(commit.position):
                 continue
             follower.streamed = follower.streamed.union(commit.position)
-            changes = tuple(
-                RowChange(table, _operation(old, new), old, new) for table, _, old, new in commit.changes
-            )
+            changes = tuple(RowChange(table, _operation(old, new), old, new) for table, _, old, new in commit.changes)
             items, _ = finder.find(Transaction(commit.position, 0, changes))
             for item in items:
                 if find_rings(placements, item, follower.member.node):

@@ -272,9 +272,7 @@ class FakeCursor:
             return 0
         self.description, self.rowcount, self.lastrowid = found.description, found.rowcount, found.lastrowid
         names = [column[0] for column in found.description or ()]
-        self._rows = (
-            [dict(zip(names, row, strict=True)) for row in found.rows] if self._has_dicts else found.rows
-        )
+        self._rows = [dict(zip(names, row, strict=True)) for row in found.rows] if self._has_dicts else found.rows
         return self.rowcount
 
     def executemany(self, sql: str, many: Iterable[Any]) -> int:
@@ -313,9 +311,7 @@ def _bound(parameters: Any) -> Any:
     if parameters is None or isinstance(parameters, Mapping):
         return parameters or {}
     return (
-        tuple(parameters)
-        if isinstance(parameters, Sequence) and not isinstance(parameters, str)
-        else (parameters,)
+        tuple(parameters) if isinstance(parameters, Sequence) and not isinstance(parameters, str) else (parameters,)
     )
 
 

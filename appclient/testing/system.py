@@ -78,9 +78,7 @@ class FakeSystem:
     def __init__(self, path: str | PathLike[str], schema: str) -> None:
         config = load_config(Path(path), is_application=True)
         # The worst that a page may meet: no read goes to the primary since a replica lags
-        self.config = replace(
-            config, cache=replace(config.cache, stripes=STRIPES, primary_reads_per_second=0.0)
-        )
+        self.config = replace(config, cache=replace(config.cache, stripes=STRIPES, primary_reads_per_second=0.0))
         keyspaces = list(self.config.keyspaces.values())
         if len(keyspaces) != 1 or len(keyspaces[0].serving_shards) != 1 or keyspaces[0].flavor == "vitess":
             raise ConfigError(

@@ -46,9 +46,7 @@ class TokenCookie:
 
     def __post_init__(self) -> None:
         if isinstance(self.secrets, str | bytes) or not self.secrets or not all(self.secrets):
-            raise ConfigError(
-                "a token's cookie has no secret", hint="expected secrets=[the application's secret]"
-            )
+            raise ConfigError("a token's cookie has no secret", hint="expected secrets=[the application's secret]")
 
     def parse(self, *texts: str | None) -> CommitToken | None:
         """The commits of all texts together. One that was forged, cut or signed too long ago counts as none."""
@@ -150,9 +148,7 @@ class AsyncRequestReads(_Reads["AsyncCache"]):
         """See `Cache.of`. The values have the commits of this client."""
         return AsyncTypedObject(self, self.cache.of(object_name, model).name, model)
 
-    async def committed(
-        self, connection: Any, *, keyspace: str | None = None, shard: str | None = None
-    ) -> None:
+    async def committed(self, connection: Any, *, keyspace: str | None = None, shard: str | None = None) -> None:
         """Tell that the connection, of asyncmy or aiomysql, has committed. The arguments and the errors are those of
         `Database.commit_token`."""
         database = self.cache.database(keyspace)

@@ -59,9 +59,7 @@ class StreamLedger:
             if self._witness is not None:
                 # A customer is deleted for its own row; a profile for each row, the last time for the last one
                 own = times.get(("customers", write.customer_id), last)
-                self._witness.acknowledged(
-                    write, {key: own if key[0] == CUSTOMER else last for key in write.objects}
-                )
+                self._witness.acknowledged(write, {key: own if key[0] == CUSTOMER else last for key in write.objects})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +78,7 @@ class ProgressLedger:
         self._meter = meter
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._seen: dict[str, deque[tuple[float, Position]]] = {
-            name: deque(maxlen=REPORTS_MAX) for name in nodes
-        }
+        self._seen: dict[str, deque[tuple[float, Position]]] = {name: deque(maxlen=REPORTS_MAX) for name in nodes}
         self.lives: dict[str, set[str]] = {name: set() for name in nodes}
 
     def committed(self, write: Write, position: Position, nodes: frozenset[str]) -> None:

@@ -72,9 +72,7 @@ class Witness:
         assert token is not None, "the invalidator has made its table"
         return token
 
-    def filled(
-        self, key: ObjectKey, plain: str, value: Any, token: EventToken, version: int, begin_us: int
-    ) -> None:
+    def filled(self, key: ObjectKey, plain: str, value: Any, token: EventToken, version: int, begin_us: int) -> None:
         """A value was set. ``version``: 0 if another value has already replaced it."""
         payload = encode_value(value)
         if version:
@@ -155,9 +153,7 @@ class ArchiveProcess(PythonProgram):
     technology = "archive"
 
     def __init__(self, config_path: Path, folder: Path) -> None:
-        super().__init__(
-            "-m", "invalidator.cli", "record", "--config", str(config_path), "--out", str(folder)
-        )
+        super().__init__("-m", "invalidator.cli", "record", "--config", str(config_path), "--out", str(folder))
         self.folder = folder
 
     def is_ready(self) -> bool:

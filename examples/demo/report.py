@@ -155,9 +155,7 @@ def _strategy_json(one: StrategyResult) -> dict[str, Any]:
             for each in one.verdict.poisoned[:EVIDENCE_KEYS_MAX]
         ],
         "stale_examples": [
-            _example(
-                each.key, each.row, each.returned_version, "acknowledged_version", each.acknowledged_version
-            )
+            _example(each.key, each.row, each.returned_version, "acknowledged_version", each.acknowledged_version)
             for each in one.stale_examples
         ],
     }

@@ -112,9 +112,7 @@ def _workers() -> Iterator[Workers]:
             workers.stop()
 
 
-def run_demo(
-    flavor: Flavor, plan: Plan, view: View, kind: NodeKind, history: Path | None = None
-) -> DemoResult:
+def run_demo(flavor: Flavor, plan: Plan, view: View, kind: NodeKind, history: Path | None = None) -> DemoResult:
     """Run it. ``history``: a folder for what the audit reads, see ``examples.demo.evidence``.
 
     Raises `ServerFailed` with the end of a log if something died, or whatever ended a thread."""
@@ -167,9 +165,7 @@ class _Run:
         world, stopping = self._world, workers.stop_watching
         deleted, progressed = self._ledger.reported, self._progress.reported
         workers.start(world.stream_deleter.receive, lambda line: deleted(*parse_report(line)), stopping)
-        workers.start(
-            world.progress_watcher.receive, lambda line: progressed(*parse_progress(line)), stopping
-        )
+        workers.start(world.progress_watcher.receive, lambda line: progressed(*parse_progress(line)), stopping)
         book = OrderBook()
         writers = [workers.start(self._write, number, book) for number in range(plan.writers)]
         readers = [workers.start(self._read, number) for number in range(plan.readers)]
@@ -200,9 +196,7 @@ class _Run:
             primary_reads=self._primary_reads.count,
             primary_refusals=self._primary_reads.refusals,
             lives={name: len(lives) for name, lives in self._progress.lives.items()},
-            strategies={
-                name: StrategyResult.of(meter, verdicts[name]) for name, meter in self._meters.items()
-            },
+            strategies={name: StrategyResult.of(meter, verdicts[name]) for name, meter in self._meters.items()},
         )
 
     # -- phases --------------------------------------------------------------------------------------------

@@ -102,9 +102,7 @@ def encode_plain(value: Any) -> bytes:
 class DeletingCache:
     """Look-aside: get; on a miss read the replica and set with a TTL. Somebody deletes the keys that change."""
 
-    def __init__(
-        self, namespace: str, client: Any, replica: dict[str, Any], witness: Witness | None = None
-    ) -> None:
+    def __init__(self, namespace: str, client: Any, replica: dict[str, Any], witness: Witness | None = None) -> None:
         self._namespace = namespace
         self._client = client
         self._connection = pymysql.connect(**replica)

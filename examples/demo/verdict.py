@@ -16,13 +16,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from examples.demo.measurement import CUSTOMER, ObjectKey, Row, find_versions
-from examples.demo.strategy import (
-    DELETE_AFTER_WRITE,
-    DELETE_FROM_STREAM,
-    EVENT_TOKENS,
-    encode_plain,
-    plain_key,
-)
+from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS, encode_plain, plain_key
 from examples.demo.world import World
 from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
@@ -67,9 +61,7 @@ def read_verdicts(world: World, touched: Iterable[ObjectKey]) -> dict[str, Verdi
     }
 
 
-def _judge(
-    keys: list[ObjectKey], truth: Callable[[ObjectKey], Any], read: Callable[[ObjectKey], Any]
-) -> Verdict:
+def _judge(keys: list[ObjectKey], truth: Callable[[ObjectKey], Any], read: Callable[[ObjectKey], Any]) -> Verdict:
     held, poisoned = 0, []
     for key in keys:
         cached = read(key)
@@ -88,9 +80,7 @@ def compare(key: ObjectKey, cached: Any, primary: Any) -> Poisoned | None:
         return None
     old, new = find_versions(key, cached), find_versions(key, primary)
     # The row that is furthest behind; if only columns differ, the object's own row.
-    row = max(
-        [*new, *old], key=lambda each: abs(new.get(each, 0) - old.get(each, 0)), default=("customers", key[1])
-    )
+    row = max([*new, *old], key=lambda each: abs(new.get(each, 0) - old.get(each, 0)), default=("customers", key[1]))
     return Poisoned(key, row, old.get(row, 0), new.get(row, 0))
 
 
@@ -142,18 +132,14 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
         entry, *replies = nodes[located.node].perform(
             (
                 Get(located.item),
-                *(
-                    Get(record_key(config.cache.namespace, lineage), is_bound=True)
-                    for lineage in policy.lineages
-                ),
+                *(Get(record_key(config.cache.namespace, lineage), is_bound=True) for lineage in policy.lineages),
             )
         )
         if not isinstance(entry, Item) or entry.value == STUB:
             return NOTHING
         filled = Filled.decode(entry.value)
         records = {
-            lineage: find_record(reply, located.node)
-            for lineage, reply in zip(policy.lineages, replies, strict=True)
+            lineage: find_record(reply, located.node) for lineage, reply in zip(policy.lineages, replies, strict=True)
         }
         if find_hit_refusal(policy, located.identity, filled, records, ring) is not None:
             return NOTHING

@@ -76,9 +76,7 @@ def draw_requests(plan: Plan, generator: random.Random) -> Iterator[Request]:
         if kind < 0.70:
             yield Request(((CUSTOMER, popularity.draw(generator)[0]),))
         elif kind < 0.85:
-            yield Request(
-                tuple((CUSTOMER, number) for number in popularity.draw(generator, plan.keys_per_batch))
-            )
+            yield Request(tuple((CUSTOMER, number) for number in popularity.draw(generator, plan.keys_per_batch)))
         else:
             yield Request(((PROFILE, popularity.draw(generator)[0]),))
 
@@ -162,15 +160,11 @@ class Writer:
         cursor.execute("START TRANSACTION")
         version = self._raise_version(cursor, "customers", "balance", customer_id)
         total = self.generator.randrange(1, 500)
-        cursor.execute(
-            "INSERT INTO orders VALUES (%s, %s, %s, 1, %s)", (order_id, customer_id, total, _now_us())
-        )
+        cursor.execute("INSERT INTO orders VALUES (%s, %s, %s, 1, %s)", (order_id, customer_id, total, _now_us()))
         cursor.execute("COMMIT")
         at = time.monotonic()
         self.known.setdefault(customer_id, []).append(order_id)
-        return _write_of(
-            customer_id, {("customers", customer_id): version, ("orders", order_id): 1}, at
-        ), cursor
+        return _write_of(customer_id, {("customers", customer_id): version, ("orders", order_id): 1}, at), cursor
 
     def _raise_version(self, cursor: Any, table: str, column: str, number: int) -> int:
         """LAST_INSERT_ID(…) brings the new version back in the UPDATE's own answer."""

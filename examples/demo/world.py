@@ -185,9 +185,7 @@ def open_world(
             extra=f'[history]\npath = "{history / EVENT_TOKENS / "history"}"\n' if history else "",
         )
         # Nodes of a size that was asked for may be too small for all stripes
-        invalidator = stack.enter_context(
-            InvalidatorProcess(config_path, needs_stripes=kind.megabytes is None)
-        )
+        invalidator = stack.enter_context(InvalidatorProcess(config_path, needs_stripes=kind.megabytes is None))
         deleter = ReportingProcess(
             "stream deleter",
             "examples.demo.stream_deleter",
@@ -201,9 +199,7 @@ def open_world(
         )
         stack.enter_context(deleter)
         watcher = ReportingProcess(
-            "progress watcher",
-            "examples.demo.progress_watcher",
-            {"config": str(config_path), "lineage": LINEAGE},
+            "progress watcher", "examples.demo.progress_watcher", {"config": str(config_path), "lineage": LINEAGE}
         )
         stack.enter_context(watcher)
         archives = {}
@@ -218,20 +214,9 @@ def open_world(
             databases.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
         databases.wait_caught_up()
         config = load_config(config_path)
-        interrupted = tuple(
-            InterruptedReader(config_path, plan, number) for number in range(plan.interrupted)
-        )
+        interrupted = tuple(InterruptedReader(config_path, plan, number) for number in range(plan.interrupted))
         for reader in interrupted:
             stack.enter_context(reader)
         yield World(
-            databases,
-            nodes,
-            invalidator,
-            deleter,
-            watcher,
-            config_path,
-            config,
-            interrupted,
-            archives,
-            history,
+            databases, nodes, invalidator, deleter, watcher, config_path, config, interrupted, archives, history
         )

@@ -110,11 +110,7 @@ if CACHE in OURS:
     async def fresh_lifespan(app: Any) -> AsyncIterator[dict[str, Any]]:
         async with cache_lifespan(os.environ["SHOP_TOML"], on_read=count)(app) as state:
             cache = state["freshness_cache"]
-            yield {
-                **state,
-                "cached": CachedReads(cache, Reading),
-                "writes": CachedReads(cache, Writing),
-            }
+            yield {**state, "cached": CachedReads(cache, Reading), "writes": CachedReads(cache, Writing)}
 
     open_catalog, around, lifespan = open_fresh_catalog, fresh_around, fresh_lifespan
 

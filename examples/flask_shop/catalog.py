@@ -105,11 +105,7 @@ elif CACHE == "dogpile":
             self._region: Any = make_region().configure(
                 "dogpile.cache.pymemcache",
                 expiration_time=3600,
-                arguments={
-                    "url": [os.environ["SHOP_NODE"]],
-                    "distributed_lock": True,
-                    "lock_timeout": 30,
-                },
+                arguments={"url": [os.environ["SHOP_NODE"]], "distributed_lock": True, "lock_timeout": 30},
             )
 
         def read_page(self, key: int) -> tuple[Row, str]:

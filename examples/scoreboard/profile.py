@@ -49,29 +49,11 @@ PARTS: Final = (
     ("adapter", ("/appclient/sqlalchemy/", "/appclient/django/", "/appclient/flask", "/appclient/starlette")),
     (
         "cache",
-        (
-            "/appclient/",
-            "/freshness/",
-            "/msgspec",
-            "msgspec.",
-            "/aiocache/",
-            "/dogpile/",
-            "/pymemcache/",
-            "pickle",
-        ),
+        ("/appclient/", "/freshness/", "/msgspec", "msgspec.", "/aiocache/", "/dogpile/", "/pymemcache/", "pickle"),
     ),
     (
         "framework",
-        (
-            "/flask/",
-            "/werkzeug/",
-            "/django/",
-            "/fastapi/",
-            "/starlette/",
-            "/pydantic",
-            "/asgiref/",
-            "/itsdangerous/",
-        ),
+        ("/flask/", "/werkzeug/", "/django/", "/fastapi/", "/starlette/", "/pydantic", "/asgiref/", "/itsdangerous/"),
     ),
 )
 """A part, and what the place of its functions has; the first that fits. Everything else is "Python"."""

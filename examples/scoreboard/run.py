@@ -139,9 +139,7 @@ def _read_page(port: int, path: str) -> dict[str, dict[str, object]] | None:
         text = response.read()
     finally:
         connection.close()
-    found: dict[str, dict[str, object]] | None = (
-        json.loads(text)["products"] if response.status == 200 else None
-    )
+    found: dict[str, dict[str, object]] | None = json.loads(text)["products"] if response.status == 200 else None
     return found
 
 
@@ -312,9 +310,7 @@ def put_under_load(
             ends.reads.set()
         for session in sessions:
             session.result()
-    primary, replica = (
-        now - then for now, then in zip(count_selects(running.pair), selects_began, strict=True)
-    )
+    primary, replica = (now - then for now, then in zip(count_selects(running.pair), selects_began, strict=True))
     processor_ms = 1000 * processor_seconds / pages
     return findings, Cost(primary + replica, primary, processor_ms, time.monotonic() - began)
 
@@ -337,12 +333,9 @@ def count_poisoned(running: RunningShop) -> int:
     pair.wait_caught_up()
     if system is not None:
         system.wait_covered()
-    rows = pair.primary.execute(
-        f"SELECT id, version, price, stock FROM {running.shop.products}", database="shop"
-    )
+    rows = pair.primary.execute(f"SELECT id, version, price, stock FROM {running.shop.products}", database="shop")
     expected = {
-        str(key): {"version": version, "price": str(price), "stock": stock}
-        for key, version, price, stock in rows
+        str(key): {"version": version, "price": str(price), "stock": stock} for key, version, price, stock in rows
     }
     differing = 0
     for key, row in expected.items():

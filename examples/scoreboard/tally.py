@@ -21,9 +21,7 @@ def _count(explanation: Explanation) -> None:
     _OF[explanation.is_hit].inc()
 
 
-count: Final[Callable[[Explanation], None] | None] = (
-    _count if "PROMETHEUS_MULTIPROC_DIR" in os.environ else None
-)
+count: Final[Callable[[Explanation], None] | None] = _count if "PROMETHEUS_MULTIPROC_DIR" in os.environ else None
 
 
 def read_tally(folder: Path) -> tuple[int, int]:
@@ -31,7 +29,6 @@ def read_tally(folder: Path) -> tuple[int, int]:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
     hits, misses = (
-        int(registry.get_sample_value("shop_reads_total", {"is_hit": str(is_hit)}) or 0)
-        for is_hit in (True, False)
+        int(registry.get_sample_value("shop_reads_total", {"is_hit": str(is_hit)}) or 0) for is_hit in (True, False)
     )
     return hits, hits + misses

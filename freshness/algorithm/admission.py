@@ -15,31 +15,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freshness.algorithm.envelope import NodeRecord, find_record
-from freshness.algorithm.membership import (
-    Membership,
-    cover,
-    is_foreign,
-    require_topology,
-    serve,
-)
-from freshness.algorithm.request import (
-    MISSING,
-    Add,
-    Delete,
-    Flow,
-    Get,
-    Head,
-    Item,
-    Procedure,
-    ReadHead,
-)
+from freshness.algorithm.membership import Membership, cover, is_foreign, require_topology, serve
+from freshness.algorithm.request import MISSING, Add, Delete, Flow, Get, Head, Item, Procedure, ReadHead
 from freshness.errors import FreshnessError, MembershipLost
 from freshness.position import Position
 
 
-def join(
-    member: Membership, streamed: Position, *, epoch: int = 0, is_fresh: bool = False
-) -> Procedure[None]:
+def join(member: Membership, streamed: Position, *, epoch: int = 0, is_fresh: bool = False) -> Procedure[None]:
     """Make ``member`` joined.
 
     ``streamed``: everything this process has streamed so far, in the history of ``epoch``. ``is_fresh``: begin a new
@@ -81,9 +63,7 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
         yield from member.begin_life()
 
 
-def _join_alive(
-    member: Membership, record: NodeRecord, item: Item, head: Head, read_at: float
-) -> Procedure[None]:
+def _join_alive(member: Membership, record: NodeRecord, item: Item, head: Head, read_at: float) -> Procedure[None]:
     if is_foreign(record, member.policy):
         raise MembershipLost(
             f"{member.node}: its record was written under another configuration "

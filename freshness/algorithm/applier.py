@@ -128,9 +128,7 @@ class Applier:
     def join_missing(self) -> Procedure[None]:
         """Join every node that is not joined and whose pause is over, those of `end_lives` under new lives."""
         missing = [
-            member
-            for member in self.members.values()
-            if not member.is_joined and self.absences.is_over(member.node)
+            member for member in self.members.values() if not member.is_joined and self.absences.is_over(member.node)
         ]
         if not missing:
             return
@@ -368,9 +366,7 @@ class Applier:
         """See `find_own_heartbeat`. All that was streamed up to this batch is noted with it."""
         heartbeat = self.find_own_heartbeat(beats)
         if heartbeat is not None:
-            self.passed = Streamed(
-                self.streamed, self.streamed_epoch, heartbeat.written_at, heartbeat.primary
-            )
+            self.passed = Streamed(self.streamed, self.streamed_epoch, heartbeat.written_at, heartbeat.primary)
         return heartbeat
 
     def find_own_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
@@ -395,17 +391,13 @@ class Applier:
         if heartbeat is None or heartbeat.written_at < self.history_checked_at:
             return
         if any(member.joined_record().primary != heartbeat.primary for member in self.joined):
-            log.warning(
-                "heartbeats go to another primary, %s: the history is checked again", heartbeat.primary
-            )
+            log.warning("heartbeats go to another primary, %s: the history is checked again", heartbeat.primary)
             self.is_succeeded, self.is_history_checked = True, False
 
 
 def _is_behind(member: Membership, streamed: Position, epoch: int) -> bool:
     """Whether a joined node has not acknowledged all that the stream has delivered, in the same history."""
-    return (
-        member.is_joined and member.joined_record().epoch == epoch and not member.applied.contains(streamed)
-    )
+    return member.is_joined and member.joined_record().epoch == epoch and not member.applied.contains(streamed)
 
 
 def _find_gap(member: Membership, permit: Permit, before: Position) -> str:

@@ -55,9 +55,7 @@ class Batch:
 
 def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
     """Acknowledge a batch on this node. Any error ends the membership, and the batch is not acknowledged."""
-    assert member.applied.contains(batch.before), (
-        "a batch that leaves a gap: progress would name what was not sent"
-    )
+    assert member.applied.contains(batch.before), "a batch that leaves a gap: progress would name what was not sent"
     try:
         batch = _without_applied(member, batch)
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
@@ -235,9 +233,7 @@ def _may_wait(member: Membership, sent: Batch | None, now: float) -> bool:
     if not member.may_vouch(now, record.primary):
         return True
     return (
-        sent is not None
-        and not sent.streamed.contains(record.progress)
-        and record.progress.contains(sent.streamed)
+        sent is not None and not sent.streamed.contains(record.progress) and record.progress.contains(sent.streamed)
     )
 
 

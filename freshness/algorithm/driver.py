@@ -119,9 +119,7 @@ class BlockingDriver:
                 return self.sleep(step.seconds)
 
     def _perform_all(self, flows: Sequence[Flow]) -> list[Replies | FreshnessError]:
-        assert len({flow.node for flow in flows}) == len(flows), (
-            "two flows to one node would mix up their replies"
-        )
+        assert len({flow.node for flow in flows}) == len(flows), "two flows to one node would mix up their replies"
         failures: dict[int, FreshnessError] = {}
         closed = [node for flow in flows if not (node := self.nodes[flow.node]).is_connected]
         if len(closed) > 1:
@@ -136,9 +134,7 @@ class BlockingDriver:
         for place, flow in enumerate(flows):
             try:
                 node = self.nodes[flow.node]
-                answers.append(
-                    failures.get(place) or (node.receive(is_late=True) if is_late else node.receive())
-                )
+                answers.append(failures.get(place) or (node.receive(is_late=True) if is_late else node.receive()))
             except FreshnessError as error:
                 answers.append(error)
                 is_late = is_late or isinstance(error, NodeTimedOut)

@@ -117,9 +117,7 @@ class Filled:
     def decode(cls, data: bytes) -> Filled:
         kind, reader = _open(data, Kind.FILLED, Kind.ABSENT_ROW, Kind.PARTED)
         stamps = tuple(
-            Stamp(
-                reader.read_name(), reader.read_bytes(LIFE_SIZE), reader.u64(), decode_position(reader.long())
-            )
+            Stamp(reader.read_name(), reader.read_bytes(LIFE_SIZE), reader.u64(), decode_position(reader.long()))
             for _ in range(reader.u8())
         )
         if not stamps:

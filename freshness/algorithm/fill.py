@@ -130,9 +130,7 @@ def _move(context: ReadContext, missing: Sequence[Pending], demand: Demand) -> P
     for entry in wanted:
         nodes.setdefault(entry.lookup.previous_node, []).append(entry)
     gets = record_gets(context.namespace, context.lineages)
-    flows = [
-        Flow(node, (*gets, *(Get(entry.lookup.item) for entry in of_node))) for node, of_node in nodes.items()
-    ]
+    flows = [Flow(node, (*gets, *(Get(entry.lookup.item) for entry in of_node))) for node, of_node in nodes.items()]
     answers = yield Flows(tuple(flows))
     fills: list[_Fill] = []
     for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
@@ -148,9 +146,7 @@ def _move(context: ReadContext, missing: Sequence[Pending], demand: Demand) -> P
     return fills
 
 
-def _find_moved(
-    context: ReadContext, entry: Pending, view: NodeView, item: Item, demand: Demand
-) -> _Fill | None:
+def _find_moved(context: ReadContext, entry: Pending, view: NodeView, item: Item, demand: Demand) -> _Fill | None:
     lookup, guarded = entry.lookup, entry.state
     policy = lookup.policy
     assert isinstance(guarded, Guarded)
@@ -183,13 +179,7 @@ def _answer(entry: Pending, outcome: ReadOutcome, row: Loaded) -> Read:
 
 
 _UNKNOWN: Final = frozenset(
-    (
-        ReadOutcome.NODE_DOWN,
-        ReadOutcome.NO_RECORD,
-        ReadOutcome.CLOSED,
-        ReadOutcome.RING,
-        ReadOutcome.CLOCK,
-    )
+    (ReadOutcome.NODE_DOWN, ReadOutcome.NO_RECORD, ReadOutcome.CLOSED, ReadOutcome.RING, ReadOutcome.CLOCK)
 )
 """Outcomes of a node that cannot say what a row must show: it is not asked again."""
 
@@ -305,9 +295,7 @@ def _store_parts(context: ReadContext, fill: _Fill) -> Procedure[ReadOutcome | N
         return ReadOutcome.TOO_LARGE
     node, stub_ttl_seconds = fill.entry.lookup.node, context.fill_lease_ttl_seconds
     return (
-        yield from store_parts(
-            context.namespace, node, fill.manifest, payload, fill.ttl_seconds, stub_ttl_seconds
-        )
+        yield from store_parts(context.namespace, node, fill.manifest, payload, fill.ttl_seconds, stub_ttl_seconds)
     )
 
 

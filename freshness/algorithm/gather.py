@@ -32,9 +32,7 @@ def gather(procedures: Sequence[Procedure[Result]]) -> Procedure[list[Result | F
     while True:
         for index, procedure, answer in answered:
             try:
-                step = (
-                    procedure.throw(answer) if isinstance(answer, FreshnessError) else procedure.send(answer)
-                )
+                step = procedure.throw(answer) if isinstance(answer, FreshnessError) else procedure.send(answer)
             except StopIteration as stop:
                 results[index] = stop.value
             except FreshnessError as error:

@@ -46,9 +46,7 @@ from freshness.config.cache import FLOW_SECONDS_MAX
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 
-_REPLACEABLE: Final = frozenset(
-    (ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY, ReadOutcome.PARTS)
-)
+_REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY, ReadOutcome.PARTS))
 """Why an entry of ours is not a hit, and never will be for this key: a reader may take its place."""
 
 
@@ -90,9 +88,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         age_max = refresh_seconds
         if view is None:
             count = len(context.lineages)
-            view = context.views[node] = NodeView(
-                node, context.lineages, replies[:count], sent_at, context.ring
-            )
+            view = context.views[node] = NodeView(node, context.lineages, replies[:count], sent_at, context.ring)
             context.sightings.note(node, view)
             replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
         if answered_at - view.fetched_at > age_max:
@@ -144,11 +140,7 @@ def _is_behind(view: NodeView, entries: Sequence[Pending], at_least: Mapping[str
 
 
 def _judge(
-    context: ReadContext,
-    view: NodeView,
-    entries: Sequence[Pending],
-    replies: Replies,
-    demand: Demand,
+    context: ReadContext, view: NodeView, entries: Sequence[Pending], replies: Replies, demand: Demand
 ) -> tuple[list[tuple[Pending, Item]], list[tuple[Pending, Item]]]:
     """(entries that can never be a hit again, entries that ``on_stale = "serve"`` may still serve)."""
     at_least, max_staleness_seconds = demand.at_least, demand.max_staleness_seconds
@@ -193,10 +185,7 @@ def _judge(
 
 
 def _claim(
-    context: ReadContext,
-    node: str,
-    dead: Sequence[tuple[Pending, Item]],
-    records: Mapping[str, NodeRecord | None],
+    context: ReadContext, node: str, dead: Sequence[tuple[Pending, Item]], records: Mapping[str, NodeRecord | None]
 ) -> Procedure[None]:
     """Put a stub in the place of entries that can never be a hit again. The reader that succeeds fills."""
     ttl = context.fill_lease_ttl_seconds

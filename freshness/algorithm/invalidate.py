@@ -29,18 +29,7 @@ from freshness.algorithm.envelope import (
     stripe_numbers,
     wanted_key,
 )
-from freshness.algorithm.request import (
-    STORED,
-    Append,
-    Cas,
-    Delete,
-    Flow,
-    Get,
-    Item,
-    Procedure,
-    Request,
-    Strikes,
-)
+from freshness.algorithm.request import STORED, Append, Cas, Delete, Flow, Get, Item, Procedure, Request, Strikes
 from freshness.position import Position
 from freshness.value import value
 
@@ -66,9 +55,7 @@ class Target:
         return cls(namespace, record.lineage, record.life, record.stripes, record.floor)
 
 
-def invalidate(
-    node: str, keys: Collection[bytes], target: Target, streamed: Position
-) -> Procedure[Sequence[int]]:
+def invalidate(node: str, keys: Collection[bytes], target: Target, streamed: Position) -> Procedure[Sequence[int]]:
     """Add ``streamed`` to the stripes of these keys of one node, then delete the entries.
 
     ``streamed`` has the events of all the keys. Returns the stripes that it was appended to, when the node has
@@ -92,9 +79,7 @@ def invalidate(
     # Absent, or refused for memory: after this certainly absent. And the keys after that.
     requests: list[Request] = [Delete(names[number]) for number in absent]
     requests += [Delete(key) for key in keys if stripe_number(key, count) in absent]
-    requests.append(
-        Append(wanted_key(target.namespace, target.lineage), encode_wanted(islice(absent, WANTED_MAX)))
-    )
+    requests.append(Append(wanted_key(target.namespace, target.lineage), encode_wanted(islice(absent, WANTED_MAX))))
     yield Flow(node, tuple(requests))
     return [number for number in numbers if number not in absent]
 

@@ -221,9 +221,7 @@ class Membership:
                 f"{self.node}: the node record has lapsed or the node lost its memory",
                 hint="it is joined again; this happens after pauses longer than lease_seconds",
             )
-        raise NodeUnavailable(
-            f"{self.node} refused the node record: {reply}", hint="the node has no memory left"
-        )
+        raise NodeUnavailable(f"{self.node} refused the node record: {reply}", hint="the node has no memory left")
 
     def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int]:
         """(record, TTL): open only while this invalidator may vouch for the node, else closed."""
@@ -233,9 +231,7 @@ class Membership:
             return replace(record, is_open=False), lease_seconds - 1
         assert self.heartbeat is not None
         age = self._arrival_age(self.heartbeat, now) + lease_seconds
-        fresh = replace(
-            record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000)
-        )
+        fresh = replace(record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000))
         return fresh, lease_seconds - 1
 
     def may_vouch(self, now: float, primary: str) -> bool:
@@ -303,9 +299,7 @@ class Membership:
                 added = Add(self.resume_key, wanted.encode(), 0, is_bound=True)
                 (reply,) = yield Flow(self.node, (added,))
             else:
-                (reply,) = yield Flow(
-                    self.node, (Cas(self.resume_key, wanted.encode(), self.resume_version, 0),)
-                )
+                (reply,) = yield Flow(self.node, (Cas(self.resume_key, wanted.encode(), self.resume_version, 0),))
             if isinstance(reply, Stored) and reply.version:
                 self.resume_version, self.resume_written_at = reply.version, self.clock()
                 return
@@ -376,9 +370,7 @@ class Membership:
         else:
             (reply,) = yield Flow(self.node, (Cas(self.record_key, newborn.encode(), version, ttl_seconds),))
         if not isinstance(reply, Stored):
-            raise MembershipLost(
-                f"{self.node}: another invalidator is admitting it", hint="it is joined again"
-            )
+            raise MembershipLost(f"{self.node}: another invalidator is admitting it", hint="it is joined again")
         read_at = self.clock()
         (item,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
         current = find_record(item, self.node)
@@ -390,13 +382,9 @@ class Membership:
         self.adopt(current, item, read_at)
         self.opens_after = read_at  # the life before may have acknowledged what neither shows yet (F57)
         objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}
-        born = replace(
-            current, epoch=head.epoch, progress=start, floor=start, objects=objects, primary=head.primary
-        )
+        born = replace(current, epoch=head.epoch, progress=start, floor=start, objects=objects, primary=head.primary)
         if not (yield from self.try_store(born)):
-            raise MembershipLost(
-                f"{self.node}: another invalidator is admitting it", hint="it is joined again"
-            )
+            raise MembershipLost(f"{self.node}: another invalidator is admitting it", hint="it is joined again")
         yield from self.write_resume()
 
 
@@ -428,9 +416,7 @@ def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
 def is_foreign(record: NodeRecord, policy: NodePolicy) -> bool:
     """The same of a record that will be covered before progress is published: it may have objects as they were before
     this process saw their key columns altered."""
-    objects = {
-        name: each for name, each in record.objects.items() if (name, each.fingerprint) not in policy.altered
-    }
+    objects = {name: each for name, each in record.objects.items() if (name, each.fingerprint) not in policy.altered}
     return record.topology >= policy.topology and _has_others(replace(record, objects=objects), policy)
 
 

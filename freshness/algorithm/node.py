@@ -98,9 +98,7 @@ def lifetime_seconds(ttl_seconds: int) -> int:
     stays 0. Raises `FormatError` for a negative TTL: memcached would take it and drop the item at once.
     """
     if ttl_seconds < 0:
-        raise FormatError(
-            f"a TTL of {ttl_seconds} s", hint="0 means no expiry, else give whole seconds above 0"
-        )
+        raise FormatError(f"a TTL of {ttl_seconds} s", hint="0 means no expiry, else give whole seconds above 0")
     if ttl_seconds == 0:
         return 0
     return min(ttl_seconds + 1, TTL_SECONDS_MAX)

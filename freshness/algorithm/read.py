@@ -40,9 +40,7 @@ def read_through(
     waiting = [entry for entry in distinct if entry.is_waiting]
     if waiting:
         yield from _wait_for_winners(context, waiting, demand)
-    missing = [
-        entry for entry in entries if not isinstance(entry.state, Read) and not _is_repeat(entry, first)
-    ]
+    missing = [entry for entry in entries if not isinstance(entry.state, Read) and not _is_repeat(entry, first)]
     if missing:
         yield from load_and_fill(context, missing, demand)
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]

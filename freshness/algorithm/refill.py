@@ -33,18 +33,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.invalidate import Target, invalidate
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.request import (
-    STORED,
-    Append,
-    Cas,
-    Flow,
-    Get,
-    Item,
-    Procedure,
-    Reply,
-    Request,
-    Stored,
-)
+from freshness.algorithm.request import STORED, Append, Cas, Flow, Get, Item, Procedure, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome, find_fill_refusal
 from freshness.algorithm.witness import Attempt, Witness, tell_fill
 from freshness.errors import FormatError
@@ -161,9 +150,7 @@ def _may_replace(row: LoggedRow, item: Item, entry: Filled | None) -> bool:
     return item.value == STUB if entry is None else entry.identity == row.lookup.identity
 
 
-def _may_fill(
-    row: LoggedRow, record: NodeRecord | None, stripe: Stripe | None, token: EventToken, ring: int
-) -> bool:
+def _may_fill(row: LoggedRow, record: NodeRecord | None, stripe: Stripe | None, token: EventToken, ring: int) -> bool:
     of = token.lineage
     return find_fill_refusal(row.lookup.policy, ring, {of: record}, {of: stripe}, {of: token}) is None
 

@@ -159,9 +159,7 @@ class Restorer:
         share = 1.0 if self._is_first_round else min(1.0, (now - self._looked_at) / SWEEP_SECONDS)
         count = max(1, int(stripes * share))
         self._looked_at = now
-        doubtful = [
-            number for number, (since, _) in self._doubts.items() if now - since >= self.doubt_seconds
-        ]
+        doubtful = [number for number, (since, _) in self._doubts.items() if now - since >= self.doubt_seconds]
         chosen = dict.fromkeys([*self._again, *doubtful])
         chosen.update(dict.fromkeys((self._next + step) % stripes for step in range(count)))
         self._again = set(chosen)  # until it is seen that they are there, or pending
@@ -239,9 +237,7 @@ class Restorer:
                 if left:
                     left = yield from self._replace(record, left, position)
 
-    def _replace(
-        self, record: NodeRecord, numbers: Sequence[int], position: Position
-    ) -> Procedure[Sequence[int]]:
+    def _replace(self, record: NodeRecord, numbers: Sequence[int], position: Position) -> Procedure[Sequence[int]]:
         """Step 3. Returns those that changed while they were looked at: their nonce may still stand."""
         names = stripe_keys(self.policy.namespace, self.policy.lineage, record.stripes)
         held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))

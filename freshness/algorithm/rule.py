@@ -26,9 +26,7 @@ class ReadOutcome(Enum):
     MOVED = "hit on the node that held the key before, and stored on the present one"
     FILLED = "filled"
     LOST_RACE = "invalidated while it was read"
-    BOUNDED = (
-        "perhaps an old value: the replica lacks an acknowledged change, and the primary may not be asked"
-    )
+    BOUNDED = "perhaps an old value: the replica lacks an acknowledged change, and the primary may not be asked"
     STRIPE = "the replica lacks a recent invalidation of this key, or of one that shares its stripe"
     STRIPE_ABSENT = "the stripe of this key is missing; an invalidator puts it back"
     FLOOR = "the replica is behind the node's floor"
@@ -58,9 +56,7 @@ class ReadOutcome(Enum):
         return self in _HITS
 
 
-_HITS: Final = frozenset(
-    (ReadOutcome.HIT, ReadOutcome.LOCAL_HIT, ReadOutcome.STALE_SERVED, ReadOutcome.MOVED)
-)
+_HITS: Final = frozenset((ReadOutcome.HIT, ReadOutcome.LOCAL_HIT, ReadOutcome.STALE_SERVED, ReadOutcome.MOVED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +91,14 @@ def find_fill_refusal(
     ring ⊆ position of the token. ``stripes``: stripe of the key by lineage; None if it is absent or of another life.
     """
     for lineage in policy.lineages:
-        refusal = _find_lineage_refusal(
-            policy, ring, records.get(lineage), stripes.get(lineage), tokens.get(lineage)
-        )
+        refusal = _find_lineage_refusal(policy, ring, records.get(lineage), stripes.get(lineage), tokens.get(lineage))
         if refusal is not None:
             return refusal
     return None
 
 
 def _find_lineage_refusal(
-    policy: ObjectPolicy,
-    ring: int,
-    record: NodeRecord | None,
-    stripe: Stripe | None,
-    token: EventToken | None,
+    policy: ObjectPolicy, ring: int, record: NodeRecord | None, stripe: Stripe | None, token: EventToken | None
 ) -> ReadOutcome | None:
     closed = find_object_refusal(policy, ring, record)
     if closed is not None:
@@ -129,10 +119,7 @@ def _find_lineage_refusal(
 
 
 def find_required(
-    policy: ObjectPolicy,
-    ring: int,
-    records: Mapping[str, NodeRecord | None],
-    stripes: Mapping[str, Stripe | None],
+    policy: ObjectPolicy, ring: int, records: Mapping[str, NodeRecord | None], stripes: Mapping[str, Stripe | None]
 ) -> dict[str, EventToken]:
     """The events that a row must show by that rule, by lineage: floor ∪ stripe ∪ table floors ∪ starts of object
     and ring (I10).
@@ -225,9 +212,7 @@ def find_hit_refusal(
     return None
 
 
-def has_commit(
-    asked: EventToken, lineage: str, record: NodeRecord | None, stamp: Stamp | None = None
-) -> bool:
+def has_commit(asked: EventToken, lineage: str, record: NodeRecord | None, stamp: Stamp | None = None) -> bool:
     """Whether every live entry of a node is known to have the commits of ``asked``, or the one with this ``stamp``.
 
     ``record`` was read before the entry, so the entry is the row at its own position ∪ the record's progress (I9,

@@ -71,9 +71,7 @@ def find_hits(
         view = context.views.get(node)
         if view is None or now - view.fetched_at >= refresh_seconds * REFRESH_SHARE:
             continue
-        policies = (
-            {lookups[place].policy.lineages: lookups[place].policy for place in places} if at_least else {}
-        )
+        policies = {lookups[place].policy.lineages: lookups[place].policy for place in places} if at_least else {}
         if not any(view.find_behind(each, at_least) for each in policies.values()):
             asked.append((places, view))
             flows.append(Flow(node, Finds([lookups[place].item for place in places])))

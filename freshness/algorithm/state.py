@@ -13,17 +13,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, previous_reader_key, record_key
 from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
-from freshness.algorithm.request import (
-    LATEST,
-    NO_TOKENS,
-    Add,
-    Delete,
-    Flows,
-    Get,
-    Procedure,
-    Request,
-    Version,
-)
+from freshness.algorithm.request import LATEST, NO_TOKENS, Add, Delete, Flows, Get, Procedure, Request, Version
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
@@ -282,10 +272,7 @@ def record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
 def say_previous(context: ReadContext, node: str, view: NodeView | None, now: float) -> list[Request]:
     """Requests that leave this reader's name, once a minute, if the node's last records serve its ring beside a later
     one: a change of the nodes waits for it. Nobody needs the replies."""
-    if (
-        view is None
-        or now - context.said_at.get(node, -PREVIOUS_READER_SECONDS) < PREVIOUS_READER_SECONDS * 2 / 3
-    ):
+    if view is None or now - context.said_at.get(node, -PREVIOUS_READER_SECONDS) < PREVIOUS_READER_SECONDS * 2 / 3:
         return []
     keys = [
         previous_reader_key(context.namespace, lineage, view.ring)

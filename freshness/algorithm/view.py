@@ -59,24 +59,14 @@ class NodeView:
     ``outdated``: lineages whose record the reader's own clocks refuse, see `Sightings`.
     """
 
-    __slots__ = (
-        "_covered",
-        "_trusts",
-        "_ttl_seconds",
-        "fetched_at",
-        "lives",
-        "outdated",
-        "records",
-        "ring",
-    )
+    __slots__ = ("_covered", "_trusts", "_ttl_seconds", "fetched_at", "lives", "outdated", "records", "ring")
 
     def __init__(
         self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float, ring: int
     ) -> None:
         self.fetched_at, self.ring = fetched_at, ring
         self.records: Mapping[str, NodeRecord | None] = {
-            lineage: _find_record(reply, lineage, node)
-            for lineage, reply in zip(lineages, replies, strict=True)
+            lineage: _find_record(reply, lineage, node) for lineage, reply in zip(lineages, replies, strict=True)
         }
         self.lives = {lineage: record.life if record else None for lineage, record in self.records.items()}
         self._ttl_seconds = {
@@ -106,9 +96,7 @@ class NodeView:
             worst = max(worst, record.heartbeat_age_ms / 1000 - left)
         return worst + now - self.fetched_at
 
-    def judge(
-        self, policy: ObjectPolicy, identity: bytes, data: bytes
-    ) -> tuple[ReadOutcome | None, bytes | None]:
+    def judge(self, policy: ObjectPolicy, identity: bytes, data: bytes) -> tuple[ReadOutcome | None, bytes | None]:
         """(None, value) for an entry that is live here, else (why not, None). The value is None for "no such row".
 
         (`ReadOutcome.PARTS`, manifest) for a live one whose value is in parts: it is a hit if they are all there.
@@ -136,9 +124,7 @@ class NodeView:
         held = self._trusts.get(id(policy))
         if held is not None:
             return held
-        refusals = (
-            find_object_refusal(policy, self.ring, self.records.get(lineage)) for lineage in policy.lineages
-        )
+        refusals = (find_object_refusal(policy, self.ring, self.records.get(lineage)) for lineage in policy.lineages)
         refusal = next((each for each in refusals if each is not None), None)
         if refusal is None and not set(policy.lineages).isdisjoint(self.outdated):
             refusal = ReadOutcome.CLOCK
@@ -167,8 +153,7 @@ class NodeView:
             return True
         stamps = {stamp.lineage: stamp for stamp in Filled.decode(data).stamps}
         return all(
-            has_commit(at_least[lineage], lineage, self.records.get(lineage), stamps[lineage])
-            for lineage in behind
+            has_commit(at_least[lineage], lineage, self.records.get(lineage), stamps[lineage]) for lineage in behind
         )
 
     def _is_covered_entry(self, policy: ObjectPolicy, lineage: str, data: bytes, prefix_size: int) -> bool:

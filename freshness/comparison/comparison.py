@@ -237,9 +237,7 @@ class Comparison:
         return f"a replica has the old row too: {', '.join(have)}; one that stays so must be built again"
 
 
-def _read_rows(
-    primaries: Iterable[Primary], definition: ObjectDefinition, entries: Sequence[NodeEntry]
-) -> RowsFound:
+def _read_rows(primaries: Iterable[Primary], definition: ObjectDefinition, entries: Sequence[NodeEntry]) -> RowsFound:
     keys = [key for entry in entries if (key := find_key_values(definition, entry.identity)) is not None]
     found: dict[bytes, list[DatabaseRow]] = {}
     for primary in primaries:

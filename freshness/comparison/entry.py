@@ -65,11 +65,7 @@ def find_object(scope: ComparisonScope, item: bytes) -> str:
 
 
 def judge(
-    scope: ComparisonScope,
-    holder: CacheNode,
-    item: bytes,
-    data: bytes,
-    records: Mapping[str, NodeRecord | None],
+    scope: ComparisonScope, holder: CacheNode, item: bytes, data: bytes, records: Mapping[str, NodeRecord | None]
 ) -> NodeEntry:
     """Judge the bytes under a key, by the rule that readers go by. The parts of a value are read from the node."""
     node = holder.name

@@ -36,9 +36,7 @@ which the record does not vouch."""
 class CacheConfig:
     """``[cache]``: the nodes, and the times on which the algorithm's safety rests."""
 
-    backend: Backend = setting(
-        'Where entries are kept; "memory" is embedded in one process, for tests.', "memcached"
-    )
+    backend: Backend = setting('Where entries are kept; "memory" is embedded in one process, for tests.', "memcached")
     nodes: tuple[str, ...] = setting(
         'The cache nodes, each "host:port", written alike on both sides; their order does not matter. '
         'With backend "memory" any distinct names.'
@@ -113,9 +111,7 @@ class CacheConfig:
         bounds=(1, 3600),
     )
     fill_wait_ms: int = setting(
-        "How long another reader waits for that fill before it reads the database itself.",
-        250,
-        bounds=(0, 60_000),
+        "How long another reader waits for that fill before it reads the database itself.", 250, bounds=(0, 60_000)
     )
     primary_reads_per_second: float = setting(
         "Reads of primaries by a process, because the replicas lack what the cache says the rows must show, and "
@@ -129,9 +125,7 @@ class CacheConfig:
         "replica",
     )
     overload_wait_ms: int = setting(
-        "How long a read waits where database_reads_per_second of its object is reached.",
-        100,
-        bounds=(0, 60_000),
+        "How long a read waits where database_reads_per_second of its object is reached.", 100, bounds=(0, 60_000)
     )
     local_copies_bytes: int = setting(
         "The memory for copies of hits in a process, of objects with local_copy_seconds or "
@@ -169,9 +163,7 @@ class CacheConfig:
         bounds=(1, 60_000),
     )
     node_connect_timeout_ms: int = setting(
-        "How long a read of an application waits for a connection to a cache node.",
-        250,
-        bounds=(1, 60_000),
+        "How long a read of an application waits for a connection to a cache node.", 250, bounds=(1, 60_000)
     )
     connections_max: int = setting(
         "How many reads of one process of an application run at the same time, each on connections of its own to the "

@@ -134,9 +134,7 @@ def _check_copies(top: Table, cache: CacheConfig, objects: Mapping[str, ObjectCo
                 top.report(f"objects.{name}.{key}", f"{found:g}", f"at most cache.{most} = {bound:g}")
 
 
-def _check_skipped_tables(
-    top: Table, keyspaces: Mapping[str, Keyspace], objects: Mapping[str, ObjectConfig]
-) -> None:
+def _check_skipped_tables(top: Table, keyspaces: Mapping[str, Keyspace], objects: Mapping[str, ObjectConfig]) -> None:
     for name, keyspace in keyspaces.items():
         cached = {table for each in objects.values() if each.keyspace == name for table in each.tables}
         for shard in keyspace.shards:

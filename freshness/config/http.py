@@ -57,9 +57,7 @@ class HttpConfig:
         "a proxy before it. A request with another Host is refused, since a web page can have made it.",
         (),
     )
-    consumers_max: int = setting(
-        "The most clients that may read the update stream at once.", 16, bounds=(1, 1000)
-    )
+    consumers_max: int = setting("The most clients that may read the update stream at once.", 16, bounds=(1, 1000))
     connections_max: int = setting(
         "The most connections to the service, those of consumers included. One more takes the place of that which is "
         "idle longest, and is closed if none is idle.",

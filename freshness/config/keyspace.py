@@ -20,14 +20,7 @@ from freshness.position import FLAVORS, Position, parse_gtid
 Flavor: TypeAlias = Literal["mysql", "mariadb", "vitess"]
 GtidFlavor: TypeAlias = Literal["mysql", "mariadb"]
 ShardingFunction: TypeAlias = Literal[
-    "hash",
-    "xxhash",
-    "numeric",
-    "binary",
-    "binary_md5",
-    "reverse_bits",
-    "unicode_loose_md5",
-    "unicode_loose_xxhash",
+    "hash", "xxhash", "numeric", "binary", "binary_md5", "reverse_bits", "unicode_loose_md5", "unicode_loose_xxhash"
 ]
 
 _LINEAGE = re.compile(r"[A-Za-z0-9_./-]{1,122}")
@@ -108,8 +101,7 @@ class Shard:
         default_text="KEYSPACE/SHARD",
     )
     password_file: str | None = setting(
-        "File with the password of the shard's servers whose URL has none. Relative to this file.",
-        None,
+        "File with the password of the shard's servers whose URL has none. Relative to this file.", None
     )
     password_command: tuple[str, ...] = setting(
         "A program and its arguments, in place of password_file; the first line that it prints is the password. "
@@ -196,9 +188,7 @@ def _check_shards(keyspace: Table, shards: tuple[Shard, ...], sharding: Sharding
     """The serving shards hold every key exactly once (shards that do not serve may overlap them)."""
     if sharding is None:
         if len(shards) > 1:
-            keyspace.report(
-                "shards", f"{len(shards)} shards", 'a sharding, { column = "...", function = "hash" }'
-            )
+            keyspace.report("shards", f"{len(shards)} shards", 'a sharding, { column = "...", function = "hash" }')
         return
     ranges: list[tuple[KeyRange, str]] = []
     for index, shard in enumerate(shards):
@@ -213,9 +203,7 @@ def _check_shards(keyspace: Table, shards: tuple[Shard, ...], sharding: Sharding
     for place, (key_range, name) in enumerate(sorted(ranges, key=lambda each: each[0].start)):
         if key_range.start != end or (place > 0 and not end):
             wanted = f"one that starts at {end.hex()}" if end or place == 0 else "none after it"
-            keyspace.report(
-                "shards", f"the serving shard {name}", f"{wanted}: together they hold every key once"
-            )
+            keyspace.report("shards", f"the serving shard {name}", f"{wanted}: together they hold every key once")
             return
         end = key_range.end
     if end or not ranges:
@@ -264,9 +252,7 @@ def _read_shard(table: Table, keyspace: str, flavor: str | None) -> Shard | None
         return None
     primary, *replicas = servers.values()
     for_reads = servers.get("primary_for_reads", unused)
-    return Shard(
-        **values, primary=primary, primary_for_reads=for_reads, replicas=tuple(replicas), vtgate=vtgate
-    )
+    return Shard(**values, primary=primary, primary_for_reads=for_reads, replicas=tuple(replicas), vtgate=vtgate)
 
 
 def _read_skips(shard: Table, flavor: str | None) -> tuple[SkippedTransaction, ...]:

@@ -40,9 +40,7 @@ class LoginConfig:
         "PEM file of the authorities that vouch for the nodes, relative to this file. Left out: those of the system.",
         None,
     )
-    tls_cert: str | None = setting(
-        "PEM file of this program's own certificate, if the nodes ask for one.", None
-    )
+    tls_cert: str | None = setting("PEM file of this program's own certificate, if the nodes ask for one.", None)
     tls_key: str | None = setting("PEM file of its key, not encrypted.", None)
     username: str | None = setting(
         "The user that logs in to the nodes: of memcached's auth file (`-Y`), or of Redis's ACL. Left out with a "

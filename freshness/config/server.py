@@ -155,9 +155,7 @@ def read_servers(
     return servers, _read_unused(table, unused, servers.get(used), lacking)
 
 
-def _read_server(
-    table: Table, key: str, url: object, flavor: str | None, secret: Password
-) -> ServerAddress | None:
+def _read_server(table: Table, key: str, url: object, flavor: str | None, secret: Password) -> ServerAddress | None:
     if isinstance(url, str) and url.startswith("mariadb:") and flavor in ("mysql", "vitess"):
         table.report(key, "a mariadb:// URL", f'mysql:// in a keyspace of flavor "{flavor}"')
     server = _parse(table, key, url, table.reading.environ)

@@ -22,13 +22,7 @@ def setting(
 ) -> Any:
     """A field that is a key of the file. ``bounds``: the least and the greatest number. ``later``: a value that users
     expect and this version does not support. ``is_secret``: no message or repr may show the value."""
-    metadata = {
-        "doc": doc,
-        "bounds": bounds,
-        "default_text": default_text,
-        "later": later,
-        "is_secret": is_secret,
-    }
+    metadata = {"doc": doc, "bounds": bounds, "default_text": default_text, "later": later, "is_secret": is_secret}
     return field(default=default, default_factory=default_factory, metadata=metadata, repr=not is_secret)
 
 

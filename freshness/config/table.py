@@ -157,9 +157,7 @@ class Table:
             if (columns := _as_columns(value)) is not None:
                 return columns
         elif get_origin(hint) is Mapping:
-            found = (
-                {name: _as_columns(part) for name, part in value.items()} if isinstance(value, dict) else {}
-            )
+            found = {name: _as_columns(part) for name, part in value.items()} if isinstance(value, dict) else {}
             if isinstance(value, dict) and None not in found.values():
                 return found
         elif hint is bool:
@@ -175,9 +173,7 @@ class Table:
             if value.strip():
                 return value
             expected += " that is not empty"
-        self.report(
-            item.name, kind_of(value) if item.metadata["is_secret"] else shown(value), expected + later
-        )
+        self.report(item.name, kind_of(value) if item.metadata["is_secret"] else shown(value), expected + later)
         return None
 
     def _refuse_unknown(self, known: Collection[str]) -> None:

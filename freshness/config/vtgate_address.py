@@ -70,13 +70,9 @@ class VtgateAddress:
                 hint=f"from {KEEPALIVE_SECONDS_MIN:g} to {SECONDS_MAX:g}: vtgate drops clients that ping more often",
             )
         if not 0 < self.connect_seconds <= SECONDS_MAX:
-            raise ConfigError(
-                f"connect_seconds is {self.connect_seconds}", hint=f"above 0, at most {SECONDS_MAX:g}"
-            )
+            raise ConfigError(f"connect_seconds is {self.connect_seconds}", hint=f"above 0, at most {SECONDS_MAX:g}")
         if not 0 <= self.chunk_bytes <= BYTES_MAX or not 0 < self.message_bytes_max <= BYTES_MAX:
-            raise ConfigError(
-                f"chunk_bytes is 0 or above, message_bytes_max above 0, both at most {BYTES_MAX}"
-            )
+            raise ConfigError(f"chunk_bytes is 0 or above, message_bytes_max above 0, both at most {BYTES_MAX}")
 
     def __str__(self) -> str:
         return f"{self.target}/{self.keyspace}@{self.tablet_type}"
@@ -125,9 +121,7 @@ def _read_options(options: Mapping[str, str], folder: Path) -> dict[str, Any]:
     for name, text in options.items():
         if name == "tablet_type":
             if text not in get_args(TabletType):
-                raise ConfigError(
-                    f"tablet_type is {text[:40]!r}", hint=f"one of {', '.join(get_args(TabletType))}"
-                )
+                raise ConfigError(f"tablet_type is {text[:40]!r}", hint=f"one of {', '.join(get_args(TabletType))}")
             read[name] = text
         elif name == "tls":
             if text not in ("true", "false"):

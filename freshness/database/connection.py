@@ -135,9 +135,7 @@ def connect(
             connection.ctx.sslsocket_class = network.tls_socket  # type: ignore[attr-defined]
         seconds = read_timeout_seconds or timeout_seconds
         connection.connect(
-            None
-            if network is BLOCKING
-            else network.connect(address.host, address.port, timeout_seconds, seconds)
+            None if network is BLOCKING else network.connect(address.host, address.port, timeout_seconds, seconds)
         )
         _begin_session(connection)
         return connection
@@ -198,8 +196,7 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
         return QueryTimedOut(f"{where}: {doing}: {text} [{code}]", hint=TIMEOUT_HINT)
     if code in _LOGIN_REFUSED and not isinstance(address.password, str):
         return SourceUnavailable(
-            f"{where}: {doing}: {text} [{code}]",
-            hint=f"{_LOGIN_HINT}; the password is of now, and {AGAIN_HINT}",
+            f"{where}: {doing}: {text} [{code}]", hint=f"{_LOGIN_HINT}; the password is of now, and {AGAIN_HINT}"
         )
     if code in _UNSUITABLE:
         return SourceUnsuitable(f"{where}: {doing}: {text} [{code}]", hint=_UNSUITABLE[code])
@@ -209,16 +206,13 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
             hint="ask for fewer rows at once, or raise --queryserver-config-max-result-size of vttablet",
         )
     if isinstance(error, RuntimeError):  # pymysql's word for a missing package
-        return SourceUnsuitable(
-            f"{where}: {doing}: {text}", hint="install the package, or change the login method"
-        )
+        return SourceUnsuitable(f"{where}: {doing}: {text}", hint="install the package, or change the login method")
     if isinstance(error, (pymysql.ProgrammingError, pymysql.NotSupportedError, pymysql.DataError)):
         return SourceUnsuitable(
             f"{where}: {doing}: {text} [{code}]", hint="is the server too old, or of another kind?"
         )
     return SourceUnavailable(
-        f"{where}: {doing}: {text or type(error).__name__} [{code}]",
-        hint="is the server up and reachable from here?",
+        f"{where}: {doing}: {text or type(error).__name__} [{code}]", hint="is the server up and reachable from here?"
     )
 
 
@@ -235,14 +229,12 @@ def _translated_dump_error(where: str, text: str) -> FreshnessError:
         )
     if _KICKED_OUT.search(text):
         return SourceUnavailable(
-            f"{where}: another reader came with our server id: {text}",
-            hint="a new id is drawn at the next try",
+            f"{where}: another reader came with our server id: {text}", hint="a new id is drawn at the next try"
         )
     if _TOO_LARGE.search(text):
         return StreamStopped(f"{where}: {text}", hint="raise max_allowed_packet on the server")
     return StreamStopped(
-        f"{where} ended the stream: {text}",
-        hint="look into the server's error log; its binary log may be damaged",
+        f"{where} ended the stream: {text}", hint="look into the server's error log; its binary log may be damaged"
     )
 
 

@@ -35,9 +35,7 @@ Cascades: TypeAlias = Mapping[str, frozenset[Cause]]
 """By child table, the changes of other tables that change its rows, over any number of foreign keys."""
 
 
-def find_cascades(
-    connection: Connection, database: str, tables: Iterable[str]
-) -> dict[str, frozenset[Cause]]:
+def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[Cause]]:
     """The cascades that reach these tables of the database. Raises `SourceUnsuitable` if the columns of a foreign
     key are hidden from the account."""
     causes: dict[Cause, set[Cause]] = {}
@@ -57,9 +55,7 @@ def find_cascades(
     effects: dict[tuple[str, str], set[Cause]] = {}
     for effect in causes:
         effects.setdefault((effect.database, effect.table), set()).add(effect)
-    return {
-        table: _origins(effects[database, table], causes) for table in tables if (database, table) in effects
-    }
+    return {table: _origins(effects[database, table], causes) for table in tables if (database, table) in effects}
 
 
 def name_parents(causes: Iterable[Cause], database: str) -> str:

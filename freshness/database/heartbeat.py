@@ -80,11 +80,7 @@ class HeartbeatWriter:
         topology: int = 1,
         now_us: Callable[[], int] = _now_us,
     ) -> None:
-        if (
-            not 0 < len(instance) <= _INSTANCE_CHARACTERS_MAX
-            or not instance.isascii()
-            or not is_beat(instance)
-        ):
+        if not 0 < len(instance) <= _INSTANCE_CHARACTERS_MAX or not instance.isascii() or not is_beat(instance):
             raise FormatError(
                 f"heartbeat instance {instance[:80]!r}",
                 hint=f"expected 1 to {_INSTANCE_CHARACTERS_MAX} ASCII characters, not {EPOCH_ROW!r}, no '=' first",
@@ -122,14 +118,7 @@ class HeartbeatWriter:
         """Have the server refuse what it would refuse to `prepare`, `beat` or `raise_epoch`. It changes nothing and
         logs nothing. Raises as `prepare`: the account lacks a privilege, or the server is read-only."""
         self._execute("PREPARE freshness_rehearsal FROM %s", (_CREATE,))  # refused where CREATE would be
-        row = {
-            "id": self._instance,
-            "sequence": 0,
-            "min_us": 0,
-            "max_us": 0,
-            "watermark": "",
-            **self._deployment,
-        }
+        row = {"id": self._instance, "sequence": 0, "min_us": 0, "max_us": 0, "watermark": "", **self._deployment}
         for sql, parameters in (
             (f"SELECT epoch FROM {HEARTBEAT_TABLE} WHERE id = %(id)s", row),
             (_BEAT, row),
@@ -149,9 +138,7 @@ class HeartbeatWriter:
         """The next sequence number. It is never given again, even if it is unknown whether its row was written.
         Raises as `prepare`."""
         if self._sequence is None:
-            rows, _ = self._execute(
-                f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._instance,)
-            )
+            rows, _ = self._execute(f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._instance,))
             self._sequence = int(rows[0][0]) if rows else 0
         self._sequence += 1
         return self._sequence

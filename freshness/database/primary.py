@@ -34,9 +34,7 @@ class Primary:
       `read_head`. All methods raise `SourceUnavailable` or `SourceUnsuitable`.
     """
 
-    def __init__(
-        self, address: ServerAddress, flavor: str, read_epoch: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, address: ServerAddress, flavor: str, read_epoch: Callable[[], int] = lambda: 0) -> None:
         self._address = address
         self._flavor = flavor
         self._read_epoch = read_epoch

@@ -19,9 +19,7 @@ from freshness.objects.registry import ObjectDefinition, build_registry
 
 _KINDS: Final[dict[str, ColumnKind]] = {
     **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "integer", "bigint"), ColumnKind.INTEGER),
-    **dict.fromkeys(
-        ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), ColumnKind.STRING
-    ),
+    **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), ColumnKind.STRING),
     **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), ColumnKind.BINARY),
     "decimal": ColumnKind.DECIMAL,
     "date": ColumnKind.DATE,
@@ -100,9 +98,7 @@ def key_columns(
     return tuple(_get_column(columns, database, table, str(name)) for name, _ in parts)
 
 
-def _require_visible(
-    columns: Mapping[str, tuple[Any, ...]], database: str, table: str, names: Iterable[str]
-) -> None:
+def _require_visible(columns: Mapping[str, tuple[Any, ...]], database: str, table: str, names: Iterable[str]) -> None:
     """A row is stored under the key that its own columns spell, so they must be in it."""
     for name in names:
         if "INVISIBLE" in str(columns[name][-1]).upper():
@@ -119,20 +115,14 @@ def _is_end(columns: Mapping[str, tuple[Any, ...]], name: object) -> bool:
 
 
 def _require_unique(
-    connection: Connection,
-    columns: Mapping[str, tuple[Any, ...]],
-    database: str,
-    table: str,
-    names: tuple[str, ...],
+    connection: Connection, columns: Mapping[str, tuple[Any, ...]], database: str, table: str, names: tuple[str, ...]
 ) -> None:
     indexes: dict[str, list[str]] = {}
     for index, column, prefix in read_rows(connection, _UNIQUE_KEYS, (table,)):
         if _is_end(columns, column):
             continue
         # No column of that name: an index over a part of one, or over an expression.
-        indexes.setdefault(str(index), []).append(
-            f"{column or 'an expression'}{f'({prefix})' if prefix else ''}"
-        )
+        indexes.setdefault(str(index), []).append(f"{column or 'an expression'}{f'({prefix})' if prefix else ''}")
     if not any(set(parts) <= set(names) for parts in indexes.values()):
         told = [f"{index} ({', '.join(parts)})" for index, parts in indexes.items()]
         raise ConfigError(
@@ -159,9 +149,7 @@ def _read_columns(connection: Connection, database: str, table: str) -> dict[str
         )
         raise ConfigError(f"there is no table {database}.{table}", hint=hint)
     if "VIEW" in tables[table]:
-        raise ConfigError(
-            f"{database}.{table} is a view", hint="the binary log names base tables only; cache those"
-        )
+        raise ConfigError(f"{database}.{table} is a view", hint="the binary log names base tables only; cache those")
     return {str(row[0]): row for row in read_rows(connection, _COLUMNS, (table,))}
 
 
@@ -177,9 +165,7 @@ def _require_members_columns(
             )
 
 
-def _require_column(
-    columns: Mapping[str, tuple[Any, ...]], database: str, table: str, name: str
-) -> tuple[Any, ...]:
+def _require_column(columns: Mapping[str, tuple[Any, ...]], database: str, table: str, name: str) -> tuple[Any, ...]:
     row = columns.get(name)
     if row is None:
         raise ConfigError(
@@ -195,9 +181,7 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
     kind = _KINDS.get(data_type)
     if kind is None:
         reason = _REFUSED.get(data_type, "this type is not known to be safe")
-        raise ConfigError(
-            f"column {database}.{table}.{name} of type {data_type} cannot be a key", hint=reason
-        )
+        raise ConfigError(f"column {database}.{table}.{name} of type {data_type} cannot be a key", hint=reason)
     if kind is ColumnKind.STRING and (charset is None or charset in _REFUSED_CHARSETS):
         raise ConfigError(
             f"column {database}.{table}.{name} is in {charset or 'binary'} and cannot be a key",
@@ -233,11 +217,7 @@ def load_registry(
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
     def find_columns(
-        keyspace: str,
-        table: str,
-        names: tuple[str, ...],
-        is_unique: bool,
-        ordered_by: tuple[str, ...],
+        keyspace: str, table: str, names: tuple[str, ...], is_unique: bool, ordered_by: tuple[str, ...]
     ) -> tuple[KeyColumn, ...]:
         if keyspace not in connections:
             connections[keyspace] = _connect_any(config.keyspaces[keyspace], lineage)

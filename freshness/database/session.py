@@ -59,16 +59,13 @@ _NOT_RESTORED_BY_ITS_NAME: Final = {"character_set_connection": "collation_conne
 """To set a character set chooses its default collation."""
 
 _VERIFIED: Final = ("time_zone", "sql_select_limit", "sql_auto_is_null", "character_set_connection")
-_CHARACTER_SETS: Final = " AND ".join(
-    f"@@SESSION.character_set_{of} = 'utf8mb4'" for of in ("client", "results")
-)
+_CHARACTER_SETS: Final = " AND ".join(f"@@SESSION.character_set_{of} = 'utf8mb4'" for of in ("client", "results"))
 _DATABASE: Final = "@freshness_database"
 _CHOSEN: Final = f"{_DATABASE} = DATABASE()"
 CHOSEN_SQL: Final = f"SET {_CHOSEN}"
 """Has the present database verified from now on."""
 _MODES: Final = " AND ".join(
-    f"LOCATE('{name}', @@SESSION.sql_mode) = 0"
-    for name in ("PAD_CHAR_TO_FULL_LENGTH", "EMPTY_STRING_IS_NULL")
+    f"LOCATE('{name}', @@SESSION.sql_mode) = 0" for name in ("PAD_CHAR_TO_FULL_LENGTH", "EMPTY_STRING_IS_NULL")
 )
 
 

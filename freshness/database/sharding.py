@@ -99,9 +99,7 @@ FUNCTIONS: Final[Mapping[str, Callable[[object], bytes]]] = {
     "binary_md5": lambda value: _md5(_to_bytes(value, "binary_md5")),
     "hash": _hash,
     "numeric": lambda value: _to_number(value, "numeric").to_bytes(8, "big"),
-    "reverse_bits": lambda value: int(f"{_to_number(value, 'reverse_bits'):064b}"[::-1], 2).to_bytes(
-        8, "big"
-    ),
+    "reverse_bits": lambda value: int(f"{_to_number(value, 'reverse_bits'):064b}"[::-1], 2).to_bytes(8, "big"),
     "unicode_loose_md5": lambda value: _md5(weigh_loosely(_to_text(value, "unicode_loose_md5"))),
     "unicode_loose_xxhash": lambda value: _xxh64(weigh_loosely(_to_text(value, "unicode_loose_xxhash"))),
     "xxhash": lambda value: _xxh64(_to_bytes(value, "xxhash")),
@@ -116,9 +114,7 @@ def _xxh64(data: bytes) -> bytes:
     try:
         import xxhash
     except ImportError as error:
-        raise ConfigError(
-            "the package xxhash is missing", hint="pip install 'freshness[sharding]'"
-        ) from error
+        raise ConfigError("the package xxhash is missing", hint="pip install 'freshness[sharding]'") from error
     # Vitess stores the number in little-endian order, unlike the canonical digest of the package.
     return xxhash.xxh64_intdigest(data).to_bytes(8, "little")
 
@@ -149,8 +145,7 @@ def _to_bytes(value: object, function: str) -> bytes:
     if isinstance(value, int) and not isinstance(value, bool):
         if not SIGNED_MIN <= value <= UNSIGNED_MAX:
             raise FormatError(
-                f"sharding function {function}: number out of range",
-                hint=f"expected {SIGNED_MIN} to {UNSIGNED_MAX}",
+                f"sharding function {function}: number out of range", hint=f"expected {SIGNED_MIN} to {UNSIGNED_MAX}"
             )
         return str(int(value)).encode()
     if isinstance(value, str):

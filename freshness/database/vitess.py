@@ -69,9 +69,7 @@ class VitessShard:
 
 def of_primary(shard: Shard) -> Shard:
     """The same shard, whose reads through vtgate are of its primary tablet."""
-    return (
-        shard if shard.vtgate is None else replace(shard, vtgate=replace(shard.vtgate, tablet_type="primary"))
-    )
+    return shard if shard.vtgate is None else replace(shard, vtgate=replace(shard.vtgate, tablet_type="primary"))
 
 
 def readable(shard: Shard) -> ServerAddress:

@@ -70,10 +70,7 @@ def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
     kept: list[ArchiveFile] = []
     widest: ArchiveFile | None = None
     for file in found:
-        is_same = widest is not None and (widest.keyspace, widest.lineage_hash) == (
-            file.keyspace,
-            file.lineage_hash,
-        )
+        is_same = widest is not None and (widest.keyspace, widest.lineage_hash) == (file.keyspace, file.lineage_hash)
         if widest is not None and is_same and file.is_within(widest):
             continue
         kept.append(file)

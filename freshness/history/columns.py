@@ -36,19 +36,14 @@ CHANGES: Final = (
     Column("lineage", "string", False, "Replication topology that the position belongs to."),
     Column("epoch", "int64", False, "Epoch of the lineage's history."),
     Column(
-        "ordinal",
-        "int64",
-        False,
-        "Place of the transaction in this archive of the lineage, from 1, without gaps.",
+        "ordinal", "int64", False, "Place of the transaction in this archive of the lineage, from 1, without gaps."
     ),
     Column("row", "int32", False, "Place of the change in its transaction, from 0; -1 for one without rows."),
     Column("rows", "int32", False, "Changes in the whole transaction."),
     Column("gtid", "string", False, "The transaction's own position."),
     Column("timestamp_us", "int64", False, "When it was committed, as the log says."),
     Column("received_us", "int64", False, "When the archive's writer got it, by its own clock."),
-    Column(
-        "op", "string", False, "insert, update, delete, refresh, raise (whole table), heartbeat or empty."
-    ),
+    Column("op", "string", False, "insert, update, delete, refresh, raise (whole table), heartbeat or empty."),
     Column("table", "string", True, "Table of the change; null for heartbeat and empty."),
     Column("items", "list<binary>", False, "Cache items that the change concerns."),
     Column(
@@ -69,10 +64,7 @@ CHANGES: Final = (
 
 ACTIONS: Final = (
     Column(
-        "client",
-        "string",
-        False,
-        "Who did it: HOST/PROCESS/VERSION; what follows the last / is the program version.",
+        "client", "string", False, "Who did it: HOST/PROCESS/VERSION; what follows the last / is the program version."
     ),
     Column("sequence", "int64", False, "Counts a client's actions, from 1: a gap is lost history."),
     Column("action", "string", False, "fill, hit, refusal, invalidation, publish, dropped."),
@@ -92,12 +84,7 @@ ACTIONS: Final = (
     Column("lineages", "list<string>", False, "Lineages of the positions, in their order."),
     Column("epochs", "list<string>", False, "Epoch of each, decimal."),
     Column("lives", "list<binary>", False, "Life of the node for each lineage; empty where unknown."),
-    Column(
-        "positions",
-        "list<string>",
-        False,
-        "Position of each: token of a fill, stamp of a hit, event, progress.",
-    ),
+    Column("positions", "list<string>", False, "Position of each: token of a fill, stamp of a hit, event, progress."),
     Column(
         "floors",
         "list<string>",
@@ -112,15 +99,8 @@ ACTIONS: Final = (
         "compressed value where zstandard is not installed.",
     ),
     Column("is_absent", "bool", False, "The value is that there is no such row."),
-    Column(
-        "version", "int64", True, "CAS version that was stored, of a hit: that was read, where the node says."
-    ),
-    Column(
-        "observed",
-        "int64",
-        True,
-        "Of a fill: CAS version of the stub that it replaced; null for a blind store.",
-    ),
+    Column("version", "int64", True, "CAS version that was stored, of a hit: that was read, where the node says."),
+    Column("observed", "int64", True, "Of a fill: CAS version of the stub that it replaced; null for a blind store."),
     Column("begin_us", "int64", False, "Wall clock before the action was sent."),
     Column("end_us", "int64", False, "Wall clock after it was acknowledged."),
     Column("count", "int64", False, "Actions that this row stands for; above 1 only for dropped."),

@@ -91,9 +91,7 @@ def parse_footer(path: Path | str, metadata: Mapping[bytes, bytes] | None) -> Ar
             hint=f"expected kind {KIND!r} version {CHANGES_VERSION}; files of a newer version need a newer program",
         )
     if not keyspace or not before or not resume:
-        raise FormatError(
-            f"{path}: its metadata names no position", hint="was it written by another program?"
-        )
+        raise FormatError(f"{path}: its metadata names no position", hint="was it written by another program?")
     try:
         return ArchiveFooter(
             keyspace, EventToken.parse(before), EventToken.parse(resume), _parse_tables(tables), bool(order)

@@ -24,8 +24,7 @@ def open_recorder(config: Config, on_drop: Callable[[int], None] | None = None) 
         from freshness.history.recorder import Recorder
     except ImportError as error:
         raise ConfigError(
-            f"history.path = {history.path!r}: {error}",
-            hint="pip install 'freshness[history]', or leave it out",
+            f"history.path = {history.path!r}: {error}", hint="pip install 'freshness[history]', or leave it out"
         ) from error
     folder = config.path.parent / history.path
     return Recorder(folder, sample=history.sample, rotate_seconds=history.rotate_seconds, on_drop=on_drop)

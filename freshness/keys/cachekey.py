@@ -113,8 +113,4 @@ def shorten_item(item: bytes) -> bytes:
 
 
 def _describe_values(values: Sequence[object]) -> str:
-    return (
-        f"one {type(values).__name__}"
-        if isinstance(values, (str, bytes, bytearray))
-        else f"{len(values)} values"
-    )
+    return f"one {type(values).__name__}" if isinstance(values, (str, bytes, bytearray)) else f"{len(values)} values"

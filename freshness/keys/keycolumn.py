@@ -79,9 +79,7 @@ class KeyColumn:
 
     def __post_init__(self) -> None:
         if self.length < 0 or (self.length and self.kind is not ColumnKind.BINARY):
-            raise ConfigError(
-                f"key column {self.name}: length {self.length}", hint="only BINARY(n) has one, above 0"
-            )
+            raise ConfigError(f"key column {self.name}: length {self.length}", hint="only BINARY(n) has one, above 0")
 
     @property
     def is_exact(self) -> bool:
@@ -95,12 +93,7 @@ class KeyColumn:
     def ignores_trailing_blanks(self) -> bool:
         """True iff the collation is PAD SPACE: all but ``binary``, MySQL's 0900 and MariaDB's nopad ones."""
         collation = self.collation
-        return (
-            bool(collation)
-            and collation != "binary"
-            and "_0900_" not in collation
-            and "nopad" not in collation
-        )
+        return bool(collation) and collation != "binary" and "_0900_" not in collation and "nopad" not in collation
 
     @property
     def ignores_ascii_case(self) -> bool:
@@ -236,9 +229,7 @@ def _spell_integer(value: object) -> str | None:
 
 def _spell_decimal(value: object) -> str | None:
     """Plain digits without zeros that mean nothing. By hand: Decimal.normalize rounds to the context."""
-    is_text = (
-        isinstance(value, str) and len(value) <= 2 * _DECIMAL_DIGITS_MAX and _DECIMAL_TEXT.fullmatch(value)
-    )
+    is_text = isinstance(value, str) and len(value) <= 2 * _DECIMAL_DIGITS_MAX and _DECIMAL_TEXT.fullmatch(value)
     if is_text or (isinstance(value, int) and abs(value) < 10**_DECIMAL_DIGITS_MAX):
         value = Decimal(value)  # type: ignore[arg-type]
     if not isinstance(value, Decimal) or not value.is_finite():

@@ -40,9 +40,7 @@ class Placement:
         self.nodes = tuple(sorted(nodes))
         _require_names(self.nodes)
         identity = "\0".join((namespace, *self.nodes)).encode("utf-8")
-        self.ring_version = int.from_bytes(
-            blake2b(_ALGORITHM + b"\0" + identity, digest_size=4).digest(), "big"
-        )
+        self.ring_version = int.from_bytes(blake2b(_ALGORITHM + b"\0" + identity, digest_size=4).digest(), "big")
         # Two points at one place: the name decides. One point more at the end closes the ring.
         points = sorted((point, node) for node in self.nodes for point in _points(node))
         self._borders = [point for point, _ in points]

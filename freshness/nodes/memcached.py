@@ -50,14 +50,10 @@ STRIKES_PER_WRITE: Final = 1000
 TLS_RECORD_BYTES: Final = 16_384
 """The most that a TLS record holds, and that memcached reads at once; see `_pack_records`."""
 
-UNREACHABLE_HINT: Final = (
-    "see that memcached runs there and is reachable; nothing was concluded from the silence"
-)
+UNREACHABLE_HINT: Final = "see that memcached runs there and is reachable; nothing was concluded from the silence"
 
 
-PROXY_HINT: Final = (
-    "name each memcached itself in cache.nodes: behind a proxy nobody knows which server has a key"
-)
+PROXY_HINT: Final = "name each memcached itself in cache.nodes: behind a proxy nobody knows which server has a key"
 
 
 class MemcachedNode(ServerNode[socket.socket, Plan]):
@@ -227,9 +223,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         client.sock = connected
         if self._reach.credentials is not None:
             try:
-                is_stored = _ask(
-                    client.set, "auth", " ".join(self._reach.credentials()).encode(), noreply=False
-                )
+                is_stored = _ask(client.set, "auth", " ".join(self._reach.credentials()).encode(), noreply=False)
             except ProtocolError:
                 is_stored = False
             if not is_stored:
@@ -253,21 +247,15 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         oldest = ".".join(map(str, OLDEST_VERSION))
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
         if numbers is None or tuple(map(int, numbers.groups())) < OLDEST_VERSION:
-            raise self._unsuitable(
-                f"has version {version!r}", f"install {oldest} or later: it needs meta commands"
-            )
+            raise self._unsuitable(f"has version {version!r}", f"install {oldest} or later: it needs meta commands")
         try:
             settings = _ask(client.stats, "settings")
         except ProtocolError as error:
             if not re.match("MemcacheUnknownCommandError|MemcacheClientError", str(error)):
                 raise
-            raise self._unsuitable(
-                f"has version {version!r} and does not tell its settings", PROXY_HINT
-            ) from error
+            raise self._unsuitable(f"has version {version!r} and does not tell its settings", PROXY_HINT) from error
         if settings.get(b"cas_enabled") not in (b"yes", True):
-            raise self._unsuitable(
-                "has no CAS", "start it without -C (--disable-cas): versions would all be 0"
-            )
+            raise self._unsuitable("has no CAS", "start it without -C (--disable-cas): versions would all be 0")
         if settings.get(b"memory_file") not in (None, b"", b"(null)"):
             raise self._unsuitable(
                 f"keeps its memory in {settings[b'memory_file'].decode(errors='replace')}",

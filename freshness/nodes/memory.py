@@ -105,11 +105,7 @@ class MemoryStore:
         """Everything a later answer depends on, except the clock: for an explorer that remembers its states. The
         order of use is part of it only where something can be evicted."""
         items = tuple(self._entries.items())
-        return (
-            items if self.capacity_items is not None else tuple(sorted(items)),
-            self._last_version,
-            self.down,
-        )
+        return (items if self.capacity_items is not None else tuple(sorted(items)), self._last_version, self.down)
 
     def restore(self, state: Any) -> None:
         """Go back to what `state` returned."""
@@ -287,9 +283,7 @@ class MemoryNode:
         self.close()
         self._raise_if_down()
         if refusal:
-            raise NodeUnavailable(
-                f"cache node {self.name} refused a quiet request: {refusal}", hint=REFUSAL_HINT
-            )
+            raise NodeUnavailable(f"cache node {self.name} refused a quiet request: {refusal}", hint=REFUSAL_HINT)
         return replies
 
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
@@ -319,6 +313,4 @@ class MemoryNode:
     def _raise_if_down(self) -> None:
         if self.down or self.store.down:
             self._known_restarts = None  # the connection is gone; the next one knows nothing
-            raise NodeUnavailable(
-                f"cache node {self.name} is down", hint="it is switched off in this process"
-            )
+            raise NodeUnavailable(f"cache node {self.name} is down", hint="it is switched off in this process")

@@ -55,10 +55,7 @@ VERSION_LIMIT: Final = 1 << 64
 
 FENCE: Final = b"mn\r\n"
 
-REFUSALS: Final = (
-    b"SERVER_ERROR object too large for cache",
-    b"SERVER_ERROR out of memory storing object",
-)
+REFUSALS: Final = (b"SERVER_ERROR object too large for cache", b"SERVER_ERROR out of memory storing object")
 
 
 class ProtocolError(Exception):

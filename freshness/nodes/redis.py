@@ -35,14 +35,7 @@ from redis.retry import Retry
 
 from freshness.algorithm.node import LATE_SECONDS
 from freshness.algorithm.request import Get, Reply, Request
-from freshness.errors import (
-    ConfigError,
-    FreshnessError,
-    NodeRefused,
-    NodeTimedOut,
-    NodeUnavailable,
-    NodeUnsuitable,
-)
+from freshness.errors import ConfigError, FreshnessError, NodeRefused, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.network import Network
 from freshness.nodes.scripts import (
     ITEM_BYTES_MAX,
@@ -252,9 +245,7 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             hint = "another application uses the same keys: give the cache a database of its own"
         elif isinstance(error, NoScriptError):
             hint = "somebody said SCRIPT FLUSH; the scripts are loaded again with the next connection"
-        elif isinstance(
-            error, AskError | ClusterDownError | ClusterCrossSlotError
-        ):  # MovedError is an AskError
+        elif isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):  # MovedError is an AskError
             raise NodeUnsuitable(
                 f"redis {self.name} is part of a Redis cluster: {text}",
                 hint="use servers of their own: the cache places keys itself",

@@ -154,9 +154,7 @@ SCRIPTS: Final = (
     ADD_BOUND_SCRIPT,
 )
 
-_DIGESTS: Final = {
-    script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest() for script in SCRIPTS
-}
+_DIGESTS: Final = {script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest() for script in SCRIPTS}
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 Answers: TypeAlias = list[Any]
@@ -300,9 +298,7 @@ def _decode_compared(answers: Answers, *, done: Stored | Outcome = DONE) -> Repl
 
 def is_out_of_memory(answer: Any) -> bool:
     """Whether it is a refusal for lack of memory. Before Redis 7 an error of the script quotes it."""
-    return isinstance(answer, OutOfMemoryError) or (
-        isinstance(answer, ResponseError) and "-OOM " in str(answer)
-    )
+    return isinstance(answer, OutOfMemoryError) or (isinstance(answer, ResponseError) and "-OOM " in str(answer))
 
 
 def _choose(answer: Any, replies: Mapping[Any, Reply]) -> Reply:

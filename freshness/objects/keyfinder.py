@@ -41,19 +41,14 @@ class KeyFinder:
         for change in transaction.changes:
             for definition in self._by_table.get(change.table, ()):
                 try:
-                    items.update(
-                        dict.fromkeys(_items_of(definition, change.table, change.before, change.after))
-                    )
+                    items.update(dict.fromkeys(_items_of(definition, change.table, change.before, change.after)))
                 except FormatError as error:
                     raised[change.table] = f"a row gives no key for object {definition.config.name}: {error}"
         return items, raised
 
 
 def _items_of(
-    definition: ObjectDefinition,
-    table: str,
-    before: Mapping[str, object] | None,
-    after: Mapping[str, object] | None,
+    definition: ObjectDefinition, table: str, before: Mapping[str, object] | None, after: Mapping[str, object] | None
 ) -> Iterable[bytes]:
     columns = definition.columns_by_table[table]
     known = before or {}

@@ -138,8 +138,7 @@ def _define(
             order = (*entry.order, *((each.name, direction) for each in primary if each.name not in names))
     else:
         by_table = {
-            table: find_columns(entry.keyspace, table, names, False, ())
-            for table, names in entry.members.items()
+            table: find_columns(entry.keyspace, table, names, False, ()) for table, names in entry.members.items()
         }
         columns = tuple(
             _common_column(entry, name, {table: of_table[place] for table, of_table in by_table.items()})
@@ -180,8 +179,7 @@ def _find_shards(
         return None
     place = places.pop()
     policies = tuple(
-        (KeyRange.parse(shard.name), replace(policy, lineages=(shard.lineage,)))
-        for shard in keyspace.serving_shards
+        (KeyRange.parse(shard.name), replace(policy, lineages=(shard.lineage,))) for shard in keyspace.serving_shards
     )
     return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
 
@@ -207,9 +205,7 @@ def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColu
     """A column of a composite's key, which each member has under a name of its own. All must spell it alike, or a
     change would name another key (F24)."""
     kinds = {column.kind for column in members.values()}
-    described = ", ".join(
-        f"{table}.{column.name} is {column.kind.value}" for table, column in members.items()
-    )
+    described = ", ".join(f"{table}.{column.name} is {column.kind.value}" for table, column in members.items())
     if len(kinds) > 1:
         raise ConfigError(
             f"objects.{entry.name}: {name} in its key has several types: {described}",
@@ -230,9 +226,7 @@ def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColu
 
 
 def _fingerprint(
-    entry: ObjectConfig,
-    by_table: Mapping[str, Sequence[KeyColumn]],
-    order: Sequence[tuple[str, bool]],
+    entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]], order: Sequence[tuple[str, bool]]
 ) -> int:
     # No name of a column or table has a slash. The primary key is spelled None, as in every release.
     parts = [entry.name, "/".join(entry.key) or "None"]

@@ -109,8 +109,7 @@ def from_text(prefix: str, text: str, what: str, require_size: Callable[[int], N
     if not text.startswith(prefix) or not _BASE64_TEXT.fullmatch(body):
         article = "an" if what[0] in "aeiou" else "a"
         raise FormatError(
-            f"{text[:60]!r} is not {article} {what}",
-            hint=f"expected {prefix} followed by letters, digits, - and _",
+            f"{text[:60]!r} is not {article} {what}", hint=f"expected {prefix} followed by letters, digits, - and _"
         )
     require_size(len(body) * 3 // 4)
     try:

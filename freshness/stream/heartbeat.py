@@ -74,6 +74,4 @@ def _parse_position(flavor: str, text: str) -> Position:
     try:
         return parse_position(flavor, text)
     except FormatError as error:
-        raise FormatError(
-            f"the server's own position does not parse: {error.message}", hint=error.hint
-        ) from error
+        raise FormatError(f"the server's own position does not parse: {error.message}", hint=error.hint) from error

@@ -90,9 +90,7 @@ class ResumeVector:
         for name in (self.keyspace, self.key_range.format()):
             raw = name.encode("utf-8")
             if len(raw) > NAME_BYTES_MAX:
-                raise FormatError(
-                    f"the name {name[:60]!r} in a resume text", hint=f"at most {NAME_BYTES_MAX} bytes"
-                )
+                raise FormatError(f"the name {name[:60]!r} in a resume text", hint=f"at most {NAME_BYTES_MAX} bytes")
             out.append(len(raw))
             out += raw
         append_varint(out, len(self.tokens))

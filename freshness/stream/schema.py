@@ -47,9 +47,7 @@ class TableSchema:
     key_source: KeySource
 
 
-def make_schema_id(
-    keyspace: str, table: str, columns: tuple[TableColumn, ...], key: tuple[str, ...] | None
-) -> str:
+def make_schema_id(keyspace: str, table: str, columns: tuple[TableColumn, ...], key: tuple[str, ...] | None) -> str:
     """The same for the same layout, in each process and at any time; another one for another layout."""
     text = json.dumps([keyspace, table, [astuple(column) for column in columns], key], ensure_ascii=True)
     return hashlib.blake2b(text.encode("ascii"), digest_size=ID_BYTES).hexdigest()

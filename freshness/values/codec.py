@@ -223,8 +223,7 @@ def _encode_time(value: datetime | time, path: tuple[object, ...]) -> bytes:
 
 def _unsupported(what: str, kind: type, path: tuple[object, ...], hint: str) -> FormatError:
     return FormatError(
-        f"{what} of type {kind.__module__}.{kind.__qualname__} cannot be cached, found at {_place(path)}",
-        hint=hint,
+        f"{what} of type {kind.__module__}.{kind.__qualname__} cannot be cached, found at {_place(path)}", hint=hint
     )
 
 

@@ -39,9 +39,7 @@ def compressing(encode: Encode, above_bytes: int | None) -> Encode:
     except ModuleNotFoundError as error:
         missing = missing_package(error, "compression")
         assert missing is not None, "zstandard is of no project of ours"
-        missing.message = (
-            f"cache.compress_above_bytes is set, and {missing.message[0].lower()}{missing.message[1:]}"
-        )
+        missing.message = f"cache.compress_above_bytes is set, and {missing.message[0].lower()}{missing.message[1:]}"
         raise missing from error
     pack = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True).compress
 
@@ -71,9 +69,7 @@ def unpack(data: bytes) -> bytes:
     try:
         size = zstandard.frame_content_size(frame)
         if not 0 < size <= VALUE_BYTES_MAX:
-            raise FormatError(
-                f"a compressed value of {size} bytes, expected 1 to {VALUE_BYTES_MAX}", hint=_HINT
-            )
+            raise FormatError(f"a compressed value of {size} bytes, expected 1 to {VALUE_BYTES_MAX}", hint=_HINT)
         plain: bytes = _find_decompressor(zstandard).decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"a compressed value cannot be unpacked: {error}", hint=_HINT) from error

@@ -18,8 +18,7 @@ from integration.servers import Pair
 STAMPS = """CREATE TABLE stamps (id INT PRIMARY KEY, at TIMESTAMP NULL, fixed CHAR(10), name VARCHAR(20))
     CHARSET utf8mb4"""
 OBJECTS = (
-    CUSTOMER
-    + '[objects.stamp]\ntable = "stamps"\n[objects.report]\nkey = ["id"]\nmembers = { stamps = ["id"] }\n'
+    CUSTOMER + '[objects.stamp]\ntable = "stamps"\n[objects.report]\nkey = ["id"]\nmembers = { stamps = ["id"] }\n'
 )
 ZONE_FUNCTION = """CREATE FUNCTION shift_zone() RETURNS INT DETERMINISTIC NO SQL
     BEGIN SET SESSION time_zone = '-05:00'; RETURN 1; END"""
@@ -77,9 +76,7 @@ def own_pool(
 ) -> tuple[dict[str, OwnPool], Any]:
     """A pool of one connection to the replica, on which the application sent these before; and the connection."""
     port = system.pair.replica.port
-    connection = kind(
-        host="127.0.0.1", port=port, user="app", password="app", database="shop", charset="utf8mb4"
-    )
+    connection = kind(host="127.0.0.1", port=port, user="app", password="app", database="shop", charset="utf8mb4")
     with connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)

@@ -17,15 +17,7 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from appclient import (
-    Cache,
-    EventToken,
-    Explanation,
-    LoaderConnection,
-    QueryExtras,
-    ReadOutcome,
-    SourceUnsuitable,
-)
+from appclient import Cache, EventToken, Explanation, LoaderConnection, QueryExtras, ReadOutcome, SourceUnsuitable
 from freshness.errors import ConfigError, FlavorMismatch, FormatError, QueryTimedOut
 from freshness.position import empty_position, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
@@ -74,10 +66,7 @@ def systems(
             pair.primary.execute("DROP DATABASE IF EXISTS shop")
             pair.primary.execute("CREATE DATABASE shop")
             manager = running_system(
-                pair,
-                tmp_path_factory.mktemp(flavor),
-                tables=TABLES,
-                objects=CUSTOMER + PROFILE + CODE + SEAT + STAMP,
+                pair, tmp_path_factory.mktemp(flavor), tables=TABLES, objects=CUSTOMER + PROFILE + CODE + SEAT + STAMP
             )
             running[flavor] = (manager, manager.__enter__())
         started: System = running[flavor][1]
@@ -139,9 +128,7 @@ def test_a_hit_after_a_fill_and_a_refill_after_an_update(system: System, cache: 
     assert cache.get("customer", 1) == {"id": 1, "name": "n", "v": 1}
 
 
-def test_no_such_row_is_cached_until_it_is_inserted_and_again_after_its_delete(
-    system: System, cache: Cache
-) -> None:
+def test_no_such_row_is_cached_until_it_is_inserted_and_again_after_its_delete(system: System, cache: Cache) -> None:
     absent = wait_for_outcome(cache, "customer", 11, [ReadOutcome.HIT], system.describe)
     assert absent.value is None
     insert(system, 11)
@@ -161,9 +148,7 @@ def test_a_timestamp_is_in_utc_whatever_the_time_zone_of_a_server(system: System
             system.execute("INSERT INTO stamps VALUES (1, FROM_UNIXTIME(1704164645))")
             system.settle()
             expected = {"id": 1, "seen": datetime.fromisoformat("2024-01-02T03:04:05")}
-            assert (
-                wait_for_outcome(cache, "stamp", 1, [ReadOutcome.FILLED], system.describe).value == expected
-            )
+            assert wait_for_outcome(cache, "stamp", 1, [ReadOutcome.FILLED], system.describe).value == expected
             hit = read(cache, "stamp", 1)
             assert (hit.outcome, hit.value) == (ReadOutcome.HIT, expected)
             assert cache.database().query("SELECT * FROM stamps").rows == [expected]
@@ -194,9 +179,7 @@ def test_a_key_of_two_columns_one_of_them_padded(system: System, cache: Cache) -
 # -- composites ----------------------------------------------------------------------------------------
 
 
-def test_a_member_row_that_moves_invalidates_the_previous_and_the_new_owner(
-    system: System, cache: Cache
-) -> None:
+def test_a_member_row_that_moves_invalidates_the_previous_and_the_new_owner(system: System, cache: Cache) -> None:
     insert(system, 31, 32)
     system.execute("INSERT INTO orders VALUES (31, 31, 7)")
     system.settle()
@@ -274,9 +257,7 @@ def test_what_a_loader_raises_reaches_the_caller_and_leaves_no_stub(system: Syst
 def wait_until_gone(system: System, cache: Cache, name: str, key: Any, fresh: Any) -> None:
     """Hits end within node_refresh_seconds of the acknowledgement, and the refill is right."""
     system.settle()
-    wait_until(
-        lambda: cache.get(name, key) == fresh, f"{name} {key} is {fresh}", lambda: str(read(cache, name, key))
-    )
+    wait_until(lambda: cache.get(name, key) == fresh, f"{name} {key} is {fresh}", lambda: str(read(cache, name, key)))
     wait_for_hits(cache, name, [key], system.describe)
     assert cache.get(name, key) == fresh
 
@@ -347,9 +328,7 @@ def test_an_answer_to_another_question_is_noticed(system: System, cache: Cache) 
     shard = cache.database().find_shard(None)
 
     def skew(connection: Any, _: object) -> None:
-        connection._execute_command(
-            3, "SELECT * FROM customers WHERE id = 260"
-        )  # COM_QUERY; its answer is not read
+        connection._execute_command(3, "SELECT * FROM customers WHERE id = 260")  # COM_QUERY; its answer is not read
 
     shard.run(skew)
     found = read(cache, "customer", 261)
@@ -494,9 +473,7 @@ def test_an_application_has_neither_the_invalidators_password_nor_more_than_sele
         wait_for_hits(cache, "customer", [281], system.describe)
 
 
-def test_a_statement_that_takes_too_long_is_ended_and_not_tried_elsewhere(
-    system: System, tmp_path: Path
-) -> None:
+def test_a_statement_that_takes_too_long_is_ended_and_not_tried_elsewhere(system: System, tmp_path: Path) -> None:
     """F109: the error comes from the server, and then nothing runs there any more."""
     insert(system, 282)
     path = tmp_path / "freshness.toml"
@@ -549,9 +526,7 @@ def test_statement_format_raises_the_table_floor(system: System, cache: Cache) -
 # -- spellings -----------------------------------------------------------------------------------------
 
 
-def test_spellings_that_the_collation_calls_equal_never_keep_an_old_value(
-    system: System, cache: Cache
-) -> None:
+def test_spellings_that_the_collation_calls_equal_never_keep_an_old_value(system: System, cache: Cache) -> None:
     spellings = ["Straße", "STRASSE", "strasse", "straße ", "abc", "ABC", "abc  ", "äbc", "ÄBC", "a\u0308bc"]
     for stored in ("Straße", "Abc", "Äbc", "a\u0308BC"):
         system.execute("DELETE FROM codes")
@@ -570,9 +545,7 @@ def test_spellings_that_the_collation_calls_equal_never_keep_an_old_value(
 def check_spellings(system: System, cache: Cache, spellings: list[str]) -> None:
     """Twice, so that what the first reads stored is looked at, one by one and together."""
     truth = {
-        spelling: system.pair.replica.execute(
-            "SELECT note FROM codes WHERE code = %s", spelling, database="shop"
-        )
+        spelling: system.pair.replica.execute("SELECT note FROM codes WHERE code = %s", spelling, database="shop")
         for spelling in spellings
     }
     for _ in range(2):

@@ -110,9 +110,7 @@ def test_a_cancelled_read_never_gives_its_answer_to_another_one(
                 async def load_profile(database: AsyncLoaderConnection, key: int) -> dict[str, Any]:
                     return {
                         "customer": await database.query_one("SELECT * FROM customers WHERE id = %s", (key,)),
-                        "orders": await database.query(
-                            "SELECT id FROM orders WHERE customer_id = %s", (key,)
-                        ),
+                        "orders": await database.query("SELECT id FROM orders WHERE customer_id = %s", (key,)),
                     }
 
                 parts = await asyncio.gather(*(read_and_cancel(cache, seed) for seed in range(TASKS)))

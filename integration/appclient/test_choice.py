@@ -42,9 +42,7 @@ def system(pair: Pair, second: DatabaseServer, tmp_path: Path) -> Iterator[Syste
 def answering(cache: Cache, count: int = READS) -> Counter[str]:
     """How often each server answered."""
     database = cache.database()
-    return Counter(
-        database.query("SELECT 1 AS one", include_event_token=True).extras.server for _ in range(count)
-    )
+    return Counter(database.query("SELECT 1 AS one", include_event_token=True).extras.server for _ in range(count))
 
 
 def name_of(server: DatabaseServer) -> str:
@@ -70,9 +68,7 @@ def test_both_are_read_and_one_that_stands_still_rests(system: System, second: D
     cache.close()
 
 
-def test_the_own_zone_is_read(
-    system: System, second: DatabaseServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_own_zone_is_read(system: System, second: DatabaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
     text = system.config_path.read_text()
     system.config_path.write_text(text.replace("[cache]\n", '[cache]\nzone = "${PLACE}"\n', 1))
     for place, server in (("east", system.pair.replica), ("west", second)):

@@ -80,9 +80,7 @@ def test_a_member_row_that_moves_by_one_column_of_its_key(system: System, cache:
         wait_for_hits(cache, "page", keys, system.describe)
         system.execute(f"UPDATE blocks SET {change} WHERE id = 51")
         system.settle()
-        assert outcomes_of(cache, keys) == ["FILLED" if key in (owner, new) else "HIT" for key in keys], (
-            change
-        )
+        assert outcomes_of(cache, keys) == ["FILLED" if key in (owner, new) else "HIT" for key in keys], change
         owner = new
         for number, key in enumerate(keys, start=1):
             assert cache.get("page", key) == {"page": number, "blocks": {"51": 0} if key == owner else {}}
@@ -134,9 +132,7 @@ def test_race_of_a_writer_and_readers(system: System, cache: Cache) -> None:
                 for key, each in read.items():
                     outcomes.add(each.outcome)
                     if each.outcome in (ReadOutcome.HIT, ReadOutcome.FILLED):
-                        assert is_sound(key, each.value, least, writing[0]), (
-                            f"{least} is acknowledged: {each}"
-                        )
+                        assert is_sound(key, each.value, least, writing[0]), f"{least} is acknowledged: {each}"
         except BaseException as error:  # noqa: BLE001 - raised again below
             failures.append(error)
         finally:
@@ -174,11 +170,7 @@ def test_race_of_a_writer_and_readers(system: System, cache: Cache) -> None:
         ('"tenant", "page"', '"tenant", "slug"', r"table shop\.blocks has no column slug"),
         ('"tenant", "page"', '"page", "tenant"', "tenant_id in its key has several types"),
         ('"tenant", "page"', '"tenant", "id"', "slug in its key has several types"),
-        (
-            '["tenant_id", "slug"], blocks',
-            '["tenant_id", "note"], blocks',
-            "slug in its key in several spellings",
-        ),
+        ('["tenant_id", "slug"], blocks', '["tenant_id", "note"], blocks', "slug in its key in several spellings"),
     ],
 )
 def test_members_that_do_not_fit_the_key_are_refused(
@@ -188,11 +180,7 @@ def test_members_that_do_not_fit_the_key_are_refused(
         pair.primary.execute(table, database="shop")
     assert previous in PAGE
     path = write_config(
-        tmp_path,
-        pair.primary.flavor,
-        pair.primary.url,
-        ["127.0.0.1:1"],
-        objects=PAGE.replace(previous, new),
+        tmp_path, pair.primary.flavor, pair.primary.url, ["127.0.0.1:1"], objects=PAGE.replace(previous, new)
     )
     with pytest.raises(ConfigError, match=says) as refused:
         Cache.open(path)

@@ -150,9 +150,7 @@ def test_a_composite_has_no_copy_as_its_part(system: System, cache: Cache) -> No
     assert cache.get("card", 1)["customer"]["v"] == 1
 
 
-def test_an_old_value_is_served_while_another_reader_fills(
-    system: System, cache: Cache, clock: Clock
-) -> None:
+def test_an_old_value_is_served_while_another_reader_fills(system: System, cache: Cache, clock: Clock) -> None:
     filling, go_on = threading.Event(), threading.Event()
     go_on.set()
 
@@ -192,9 +190,7 @@ def test_reads_of_the_database_beyond_the_limit_fail(system: System, cache: Cach
     assert cache.get("limited", 4)["v"] == 0
 
 
-def test_hits_count_for_no_limit_and_copies_are_served_beyond_it(
-    system: System, cache: Cache, clock: Clock
-) -> None:
+def test_hits_count_for_no_limit_and_copies_are_served_beyond_it(system: System, cache: Cache, clock: Clock) -> None:
     for key in (1, 2):
         wait_for_hits_slowly(cache, key, clock)
     clock.now += 1

@@ -19,14 +19,7 @@ from appclient import AsyncCache, Cache, LoaderConnection
 from appclient.reading import flights
 from freshness.algorithm.lookup import Loaded
 from integration.configuration import CUSTOMER, PROFILE
-from integration.harness import (
-    CUSTOMERS_TABLE,
-    ORDERS_TABLE,
-    System,
-    running_system,
-    wait_for_hits,
-    wait_until,
-)
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits, wait_until
 from integration.servers import Pair
 
 READERS: Final = 200

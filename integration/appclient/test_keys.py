@@ -63,18 +63,7 @@ NUMBERS: Final = (
     *(Decimal(5), Decimal("5.0"), 5.0, 5.4, True, b"5", "", "a"),
 )
 DECIMALS: Final = (
-    *(
-        "1.5",
-        "1.50",
-        "01.5",
-        "1.5e0",
-        "15e-1",
-        "1.49999999999999999999999999999999999999",
-        "-0.0",
-        "0",
-        ".5",
-        "5.",
-    ),
+    *("1.5", "1.50", "01.5", "1.5e0", "15e-1", "1.49999999999999999999999999999999999999", "-0.0", "0", ".5", "5."),
     *("100000000000000000000", "100000000000000000001", "1e20", "12345678901234567890.0123456789"),
     *("12345678901234567890.0123456788", "0.1", "0.10000000000000000001", "9" * 65, "9" * 66, "1" + "0" * 65),
     *("0." + "0" * 29 + "1", "0." + "0" * 30 + "1", "0." + "0" * 37 + "1", "0." + "0" * 40 + "1"),
@@ -84,36 +73,10 @@ DECIMALS: Final = (
     *(Decimal("1e-30"), Decimal("1e-38"), Decimal("1e64")),
 )
 MOMENTS: Final = (
-    *(
-        "2026-01-31",
-        "2026-01-31 00:00:00",
-        "2026-01-31T00:00:00",
-        "2026-01-31 10:00:00",
-        "2026-01-31 10:00:00.5",
-    ),
-    *(
-        "2026-01-31 10:00:00.500000",
-        "2026-01-31 10:00:00.499999",
-        "2026-01-31 23:59:59.9999995",
-        "2026-02-30",
-    ),
-    *(
-        "2026-01-31 23:59:59.999999",
-        "0000-00-00",
-        "0000-00-00 00:00:00",
-        "2026-00-10",
-        "2026-01-00",
-        "0001-01-01",
-    ),
-    *(
-        "0000-01-01",
-        "2026-1-31",
-        "20260131",
-        "26-01-31",
-        "2026-01-31 24:00:00",
-        "9999-12-31 23:59:59.999999",
-        "",
-    ),
+    *("2026-01-31", "2026-01-31 00:00:00", "2026-01-31T00:00:00", "2026-01-31 10:00:00", "2026-01-31 10:00:00.5"),
+    *("2026-01-31 10:00:00.500000", "2026-01-31 10:00:00.499999", "2026-01-31 23:59:59.9999995", "2026-02-30"),
+    *("2026-01-31 23:59:59.999999", "0000-00-00", "0000-00-00 00:00:00", "2026-00-10", "2026-01-00", "0001-01-01"),
+    *("0000-01-01", "2026-1-31", "20260131", "26-01-31", "2026-01-31 24:00:00", "9999-12-31 23:59:59.999999", ""),
     *(date(2026, 1, 31), datetime(2026, 1, 31), datetime(2026, 1, 31, 10), 20260131, 0),  # noqa: DTZ001
     *(datetime(2026, 1, 31, 10, 0, 0, 500_000), datetime(2026, 1, 31, 10, 0, 1)),  # noqa: DTZ001
     *(datetime(9999, 12, 31, 23, 59, 59, 999_999), timedelta(hours=10)),  # noqa: DTZ001
@@ -123,126 +86,14 @@ BINARIES: Final = (
     *("a", 1, bytearray(b"a"), memoryview(b"a\0")),
 )
 TEXTS: Final = (
-    *(
-        "",
-        " ",
-        "  ",
-        "a",
-        "a ",
-        "a  ",
-        "A",
-        "A ",
-        "b",
-        "á",
-        "a\u0301",
-        "Á",
-        "à",
-        "a\0",
-        "\0",
-        "a\t",
-        "\t",
-        "a\n",
-    ),
-    *(
-        "ß",
-        "ss",
-        "SS",
-        "ẞ",
-        "ı",
-        "I",
-        "i",
-        "İ",
-        "1",
-        "2",
-        "01",
-        "1 ",
-        "0",
-        "%s",
-        "\\",
-        "'",
-        '"',
-        "~",
-        ":",
-        "é",
-        "e",
-    ),
-    *(
-        "Å",
-        "\u212b",
-        "ﬀ",
-        "ff",
-        "ｱ",
-        "ア",
-        "あ",
-        "\u3000",
-        "a\u3000",
-        "\u00a0",
-        "a\u00a0",
-        "\u00ad",
-        "a\u00ad",
-    ),
-    *(
-        "€",
-        "汉",
-        "\u6659",
-        "\u6661",
-        "🚲",
-        "🚗",
-        "\U00010041",
-        "\u200d",
-        "\ufffd",
-        "?",
-        "？",
-        "\u203e",
-        "¥",
-        "−",
-    ),
-    *(
-        "ς",
-        "σ",
-        "Σ",
-        "я",
-        "Я",
-        "ё",
-        "е",
-        "ї",
-        "ñ",
-        "n",
-        "ll",
-        "l",
-        "ch",
-        "č",
-        "ö",
-        "oe",
-        "ø",
-        "æ",
-        "ae",
-        "þ",
-        "th",
-    ),
+    *("", " ", "  ", "a", "a ", "a  ", "A", "A ", "b", "á", "a\u0301", "Á", "à", "a\0", "\0", "a\t", "\t", "a\n"),
+    *("ß", "ss", "SS", "ẞ", "ı", "I", "i", "İ", "1", "2", "01", "1 ", "0", "%s", "\\", "'", '"', "~", ":", "é", "e"),
+    *("Å", "\u212b", "ﬀ", "ff", "ｱ", "ア", "あ", "\u3000", "a\u3000", "\u00a0", "a\u00a0", "\u00ad", "a\u00ad"),
+    *("€", "汉", "\u6659", "\u6661", "🚲", "🚗", "\U00010041", "\u200d", "\ufffd", "?", "？", "\u203e", "¥", "−"),
+    *("ς", "σ", "Σ", "я", "Я", "ё", "е", "ї", "ñ", "n", "ll", "l", "ch", "č", "ö", "oe", "ø", "æ", "ae", "þ", "th"),
     *(1, 1.0, b"a", "x" * 30),
 )
-LABELS: Final = (
-    "a",
-    "a ",
-    "A",
-    "Bb",
-    "bb",
-    "c d",
-    "c d ",
-    "1",
-    "2",
-    "01",
-    "3",
-    "0",
-    "",
-    " ",
-    0,
-    1,
-    2,
-    "-1",
-    "1e0",
-)
+LABELS: Final = ("a", "a ", "A", "Bb", "bb", "c d", "c d ", "1", "2", "01", "3", "0", "", " ", 0, 1, 2, "-1", "1e0")
 ENUMS: Final = ("ENUM('a','Bb','c d','1','2')", "ENUM('2','1')")
 LETTERS: Final = tuple(
     map(
@@ -277,10 +128,7 @@ PLAIN_TYPES: Final = (
         for kind in ("TINYINT", "SMALLINT", "MEDIUMINT", "INT", "BIGINT")
         for sign in ("", " UNSIGNED")
     ),
-    *(
-        Type(f"DECIMAL({size})", DECIMALS)
-        for size in ("65,30", "30,10", "38,0", "18,0", "5,2", "9,9", "65,0")
-    ),
+    *(Type(f"DECIMAL({size})", DECIMALS) for size in ("65,30", "30,10", "38,0", "18,0", "5,2", "9,9", "65,0")),
     Type("DECIMAL(10,4) UNSIGNED ZEROFILL", DECIMALS),
     Type("DATE", MOMENTS),
     *(Type(f"DATETIME({digits})", MOMENTS) for digits in range(7)),
@@ -438,9 +286,7 @@ class World:
         except SourceUnsuitable:
             self.counts["no answer"] += 1
         except SourceUnavailable as error:
-            self.wrong.append(
-                f"a key makes the server seem away: {[each.values for each in lookups]}: {error}"
-            )
+            self.wrong.append(f"a key makes the server seem away: {[each.values for each in lookups]}: {error}")
         return None
 
     def ask(self, table: Table, definition: ObjectDefinition, stored: Sequence[tuple[Any, ...]]) -> None:
@@ -490,9 +336,7 @@ class World:
         self.counts["found" if found else "nothing found"] += 1
         if found and definition.config.is_composite and len(names) > 1:
             self.counts["composites of several columns"] += 1
-        told = (
-            f"{table.columns}: {spelled} of {definition.config.name}, asked as {lookup.values}, finds {found}"
-        )
+        told = f"{table.columns}: {spelled} of {definition.config.name}, asked as {lookup.values}, finds {found}"
         if lookup.is_exact:
             keys = {definition.builder.build(row) for row in found}
             if {(key.item, definition.identity(key)) for key in keys} - {(lookup.item, lookup.identity)}:
@@ -532,14 +376,7 @@ def spellings_of(value: Any) -> Iterator[Any]:
     """Values that somebody may take for the same."""
     yield value
     if isinstance(value, str):
-        yield from (
-            value + " ",
-            value.rstrip(),
-            value.swapcase(),
-            value + "\0",
-            value + "\u0301",
-            value + "0",
-        )
+        yield from (value + " ", value.rstrip(), value.swapcase(), value + "\0", value + "\u0301", value + "0")
         yield from (unicodedata.normalize(form, value) for form in ("NFC", "NFD", "NFKC", "NFKD"))
     elif isinstance(value, bytes):
         yield from (value + b"\0", value.rstrip(b"\0"), value + b" ", value.hex())
@@ -547,14 +384,7 @@ def spellings_of(value: Any) -> Iterator[Any]:
         yield from (str(value), f"+{value}", f"{value}.0", f"{value}e0", Decimal(value), float(value))
         yield from (value + 1, value - 1, Decimal(value) + Decimal("1e-9"), f"{value}.4", f"{value}1")
     elif isinstance(value, date):
-        yield from (
-            str(value),
-            value.isoformat(),
-            f"{value}.0",
-            f"{value} 00:00:00",
-            f"{value}.4",
-            f"{value}1",
-        )
+        yield from (str(value), value.isoformat(), f"{value}.0", f"{value} 00:00:00", f"{value}.4", f"{value}1")
 
 
 @contextmanager
@@ -625,12 +455,7 @@ def test_many_keys_of_several_character_sets_are_found(
 
 def test_every_character_of_an_exact_column_comes_back_as_it_was_stored(pair: Pair, tmp_path: Path) -> None:
     """A character that a server stores as another one can be asked for, and finds a row under another key."""
-    codes = [
-        *range(1, 0xD800),
-        *range(0xE000, 0x10000),
-        *range(0x10000, 0x110000, 0x83),
-        *range(0x10000, 0x10200),
-    ]
+    codes = [*range(1, 0xD800), *range(0xE000, 0x10000), *range(0x10000, 0x110000, 0x83), *range(0x10000, 0x10200)]
     with opened(pair.primary, tmp_path) as world:
         world.run("SET sql_mode = ''")
         world.run("CREATE TABLE letters (k VARCHAR(1) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)")

@@ -171,10 +171,7 @@ def orders_with_lines(cache: Cache, customer: int) -> list[dict[str, Any]]:
 
 
 def articles(cache: Cache, customer: int) -> dict[int, list[str]]:
-    return {
-        order["id"]: [line["article"] for line in order["lines"]]
-        for order in orders_with_lines(cache, customer)
-    }
+    return {order["id"]: [line["article"] for line in order["lines"]] for order in orders_with_lines(cache, customer)}
 
 
 def test_lines_belong_to_a_customer_by_way_of_their_order(system: System, cache: Cache) -> None:
@@ -188,11 +185,7 @@ def test_lines_belong_to_a_customer_by_way_of_their_order(system: System, cache:
     steps: list[tuple[str, dict[int, list[str]], dict[int, list[str]]]] = [
         ("DO 0", {2: ["c"], 1: ["a", "b"]}, {3: ["d"]}),
         ("UPDATE order_lines SET article = 'e' WHERE order_id = 3", {2: ["c"], 1: ["a", "b"]}, {3: ["e"]}),
-        (
-            "UPDATE order_lines SET order_id = 3, line = 9 WHERE article = 'b'",
-            {2: ["c"], 1: ["a"]},
-            {3: ["e", "b"]},
-        ),
+        ("UPDATE order_lines SET order_id = 3, line = 9 WHERE article = 'b'", {2: ["c"], 1: ["a"]}, {3: ["e", "b"]}),
         ("UPDATE orders SET customer_id = 2 WHERE id = 2", {1: ["a"]}, {3: ["e", "b"], 2: ["c"]}),
         ("DELETE FROM order_lines WHERE order_id = 2", {1: ["a"]}, {3: ["e", "b"], 2: []}),
         ("DELETE FROM orders WHERE id = 3", {1: ["a"]}, {2: []}),
@@ -253,20 +246,14 @@ def test_a_list_that_cannot_be_exact_is_refused(
     pair.primary.execute("CREATE TABLE loose (v INT, placed INT)", database="shop")
     assert previous in LATEST
     path = write_config(
-        tmp_path,
-        pair.primary.flavor,
-        pair.primary.url,
-        ["127.0.0.1:1"],
-        objects=LATEST.replace(previous, new),
+        tmp_path, pair.primary.flavor, pair.primary.url, ["127.0.0.1:1"], objects=LATEST.replace(previous, new)
     )
     with pytest.raises(ConfigError, match=says) as refused:
         Cache.open(path)
     assert refused.value.hint
 
 
-def test_a_list_reads_no_more_rows_than_it_has(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_reads_no_more_rows_than_it_has(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an index over its key and its order, though the statement has the server's name in front of the rows."""
     pair.primary.execute(TABLES[0], database="shop")
     pair.primary.execute(

@@ -17,14 +17,7 @@ from appclient.telemetry.observer import Observer, PrimaryResult, TelemetryOptio
 from freshness.config.server import ServerAddress
 from freshness.database.connection import connect
 from integration.configuration import PROFILE
-from integration.harness import (
-    CUSTOMERS_TABLE,
-    ORDERS_TABLE,
-    System,
-    running_system,
-    wait_for_hits,
-    wait_until,
-)
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Pair
 
 LATEST: Final = """[objects.latest]
@@ -164,9 +157,7 @@ def test_a_miss_waits_for_the_replica_by_a_setting(system: System, monkeypatch: 
 
 
 @pytest.mark.parametrize("settings", [{}, {"on_unknown": '"primary"'}], ids=["replica", "primary"])
-def test_while_a_node_is_down_the_setting_decides_over_the_server(
-    settings: dict[str, Any], system: System
-) -> None:
+def test_while_a_node_is_down_the_setting_decides_over_the_server(settings: dict[str, Any], system: System) -> None:
     system.execute("UPDATE customers SET v = 1")
     system.wait_covered()
     for node in system.nodes:

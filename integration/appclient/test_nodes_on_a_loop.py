@@ -72,9 +72,7 @@ class TestMemcachedOnALoop(BoundContract):
     @pytest.fixture
     def setup(self, memcached: Memcached, loop: asyncio.AbstractEventLoop) -> Iterator[Setup]:
         memcached.restart()
-        setup = ServerSetup(
-            memcached, lambda: LoopNode(MemcachedNode(memcached.address, Reach(network=LOOP)), loop)
-        )
+        setup = ServerSetup(memcached, lambda: LoopNode(MemcachedNode(memcached.address, Reach(network=LOOP)), loop))
         yield setup
         setup.close()
 

@@ -50,19 +50,13 @@ print(json.dumps([asked, [result.as_json() for result in results]]))
 
 
 def test_hits_ask_no_server_and_selects_do() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=240
-    )
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=240)
     assert run.returncode == 0, run.stderr
     asked, results = json.loads(run.stdout)
     names = [
-        f"{name}{end}"
-        for name in ("django_hit", "sqlalchemy_hit", "sqlalchemy_hits")
-        for end in ("", "_over_get")
+        f"{name}{end}" for name in ("django_hit", "sqlalchemy_hit", "sqlalchemy_hits") for end in ("", "_over_get")
     ]
     assert [each["name"] for each in results] == names
     assert all(each["value"] > 0 and each["baseline_value"] > 0 for each in results)
     assert all(selects >= READS for _, selects in asked), asked
-    assert all(hits <= FIRST_CONNECTION for hits, _ in asked), (
-        f"the engines' and the heartbeat's own: {asked}"
-    )
+    assert all(hits <= FIRST_CONNECTION for hits, _ in asked), f"the engines' and the heartbeat's own: {asked}"

@@ -54,10 +54,7 @@ def systems(
             pair.primary.execute("DROP DATABASE IF EXISTS shop")
             pair.primary.execute("CREATE DATABASE shop")
             manager = running_system(
-                pair,
-                tmp_path_factory.mktemp(flavor),
-                tables=(CUSTOMERS_TABLE, THINGS, BITS, TOKENS),
-                objects=OBJECTS,
+                pair, tmp_path_factory.mktemp(flavor), tables=(CUSTOMERS_TABLE, THINGS, BITS, TOKENS), objects=OBJECTS
             )
             running[flavor] = (manager, manager.__enter__())
         started: System = running[flavor][1]
@@ -183,9 +180,7 @@ def test_binary_keys_and_parameters_find_their_rows(system: System, kind: str) -
         for params in ([b"%", "a"], [b"%", b"a"]):
             rows = database.query("SELECT HEX(%s) AS h, %s LIKE '%%a' AS fits", params).rows
             assert rows == [{"h": "25", "fits": 1}]
-        assert database.query("SELECT HEX(%(b)s) AS h, %(a)s AS a", {"a": 1, "b": b"%"}).rows == [
-            {"h": "25", "a": 1}
-        ]
+        assert database.query("SELECT HEX(%(b)s) AS h, %(a)s AS a", {"a": 1, "b": b"%"}).rows == [{"h": "25", "a": 1}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,9 +195,7 @@ def test_a_miss_after_an_update_has_it(system: System, kind: str) -> None:
             read = wait_for_outcome(cache, "customer", key, [ReadOutcome.FILLED], system.describe)
             assert read.value["v"] == version
             assert cache.get("customer", key, explain=True).outcome is ReadOutcome.HIT
-        rows = cache.database().query(
-            "SELECT v FROM customers WHERE id = %s", (key,), include_event_token=True
-        )
+        rows = cache.database().query("SELECT v FROM customers WHERE id = %s", (key,), include_event_token=True)
         assert rows.rows == [{"v": 3}]
         assert rows.extras.event_token is not None
 
@@ -289,10 +282,7 @@ def test_a_bit_column_is_refused_of_other_drivers(system: System) -> None:
     system.settle()
     with open_with("pymysql", system) as (cache, _):
         assert cache.get("flag", 1) == {"id": 1, "b": b"\x05"}
-    with (
-        open_with("mysqlconnector", system) as (other, _),
-        pytest.raises(SourceUnsuitable, match="BIT column"),
-    ):
+    with open_with("mysqlconnector", system) as (other, _), pytest.raises(SourceUnsuitable, match="BIT column"):
         other.database().query("SELECT * FROM flags")
 
 

@@ -125,10 +125,7 @@ def count_pairs(system: System, cache: Cache, rounds: int, *, asks: bool = True)
     wait_for_hits(cache, "customer", keys, system.describe)
     versions = {key: cache.get("customer", key)["v"] for key in keys}
     at_once, hits, past = 0, 0, 0
-    with (
-        writing(system) as plain,
-        writing(system, tracks=system.pair.primary.flavor == "mysql") as other,
-    ):
+    with writing(system) as plain, writing(system, tracks=system.pair.primary.flavor == "mysql") as other:
         for number in range(rounds):
             tokens = {}
             for key in keys:
@@ -180,9 +177,7 @@ def test_without_the_defence_some_read_their_past(
                 patch.setattr(NodeView, "shows", lambda *_: True)
                 assert read(cache, 100, token) == (0, ReadOutcome.HIT)
             with monkeypatch.context() as patch:
-                patch.setattr(
-                    ShardDatabase, "_read_start", lambda own, connection, *_: own.read_token(connection)
-                )
+                patch.setattr(ShardDatabase, "_read_start", lambda own, connection, *_: own.read_token(connection))
                 assert read(cache, 100, token) == (0, ReadOutcome.BEHIND)
         finally:
             system.invalidator.resume()
@@ -300,10 +295,7 @@ def test_an_ordinary_connection_gives_a_token_on_both(system: System, cache: Cac
 
 
 def test_mariadb_tells_no_gtids_of_commits(systems: Callable[[Flavor], System]) -> None:
-    with (
-        pytest.raises(SourceUnsuitable, match="does not tell the GTIDs"),
-        writing(systems("mariadb"), tracks=True),
-    ):
+    with pytest.raises(SourceUnsuitable, match="does not tell the GTIDs"), writing(systems("mariadb"), tracks=True):
         pass
 
 
@@ -354,9 +346,7 @@ def test_without_autocommit_a_transaction_may_be_open(system: System, cache: Cac
         assert answer.outcome is ReadOutcome.OWN_TRANSACTION
 
 
-def test_a_row_that_was_inserted_and_returned_is_the_sessions_own(
-    systems: Callable[[Flavor], System],
-) -> None:
+def test_a_row_that_was_inserted_and_returned_is_the_sessions_own(systems: Callable[[Flavor], System]) -> None:
     """MariaDB alone has INSERT … RETURNING."""
     system = systems("mariadb")
     with writing(system) as connection, closing(system.open_cache()) as cache:

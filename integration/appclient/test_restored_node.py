@@ -111,9 +111,7 @@ def other() -> Iterator[Redis]:
 
 
 @contextmanager
-def replaced(
-    pair: Pair, folder: Path, other: Redis, way: Callable[[Redis, Redis], Replaced]
-) -> Iterator[Cache]:
+def replaced(pair: Pair, folder: Path, other: Redis, way: Callable[[Redis, Redis], Replaced]) -> Iterator[Cache]:
     """A reader with young records, of a node whose data were replaced by those of before the last change."""
     for name in ("DROP DATABASE IF EXISTS shop", "CREATE DATABASE shop"):
         pair.primary.execute(name)

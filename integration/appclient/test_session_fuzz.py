@@ -111,16 +111,12 @@ class Application:
 
     @staticmethod
     def _engine(port: int, stack: ExitStack) -> sa.Engine:
-        engine = sa.create_engine(
-            f"mysql+pymysql://app:app@127.0.0.1:{port}/shop?charset=utf8mb4", pool_size=2
-        )
+        engine = sa.create_engine(f"mysql+pymysql://app:app@127.0.0.1:{port}/shop?charset=utf8mb4", pool_size=2)
         stack.callback(engine.dispose)
         return engine
 
     def draw(self) -> str:
-        return self.dice.choice(CHANGES).format(
-            **{name: self.dice.choice(values) for name, values in PARTS.items()}
-        )
+        return self.dice.choice(CHANGES).format(**{name: self.dice.choice(values) for name, values in PARTS.items()})
 
     def load(self, database: LoaderConnection, key: int) -> Any:
         for _ in range(self.dice.randrange(3)):
@@ -187,9 +183,7 @@ class Application:
                             continue
                         used.execute(sa.text(each.replace(":=", r"\:=")))
                 row = used.get(kind, key)
-                return (
-                    None if row is None else [getattr(row, column.name) for column in kind.__table__.columns]
-                )
+                return None if row is None else [getattr(row, column.name) for column in kind.__table__.columns]
             except sa.exc.DBAPIError as error:
                 return type(error).__name__
             finally:
@@ -204,9 +198,7 @@ class Application:
         self.system.settle()
         for name in TABLES:
             with suppress(FreshnessError):
-                self.wrong += find_differences(
-                    self.system, self.dice.choice((self.cache, self.pooled)), name, some
-                )
+                self.wrong += find_differences(self.system, self.dice.choice((self.cache, self.pooled)), name, some)
 
     def do_one(self) -> None:
         self.dice.choice((self.run_loader, self.run_query, self.use_pool, self.read_by_orm))()
@@ -285,9 +277,7 @@ def plant_adapter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CachedReads, "_read_session", lambda self, site, _, engine: ask(self, site, None, engine))
 
 
-@pytest.mark.parametrize(
-    "plant", [plant_statements, plant_database, plant_variables, plant_turns, plant_adapter]
-)
+@pytest.mark.parametrize("plant", [plant_statements, plant_database, plant_variables, plant_turns, plant_adapter])
 def test_it_finds_each_defence_that_is_taken_out(
     tenants: Callable[[Pair], System],
     mariadb_pair: Pair,

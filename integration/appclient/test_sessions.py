@@ -42,9 +42,7 @@ def hit(system: System, name: str, key: int) -> Any:
         return innocent.get(name, key)
 
 
-@pytest.mark.parametrize(
-    "statement", ["SET time_zone = '-05:00'", "USE tenant_b", "SET sql_select_limit = 2"]
-)
+@pytest.mark.parametrize("statement", ["SET time_zone = '-05:00'", "USE tenant_b", "SET sql_select_limit = 2"])
 def test_a_loader_that_changes_the_session_is_refused(system: System, statement: str) -> None:
     with opened(system) as cache:
 
@@ -80,8 +78,7 @@ def test_a_loader_that_sends_two_statements_in_one_text_is_refused(system: Syste
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["own connection", "pool"])
 @pytest.mark.parametrize(
-    "statement",
-    ["USE tenant_b", "SET time_zone = '-05:00'", "read only", "SET character_set_results = latin1"],
+    "statement", ["USE tenant_b", "SET time_zone = '-05:00'", "read only", "SET character_set_results = latin1"]
 )
 def test_a_session_that_a_loader_changes_past_its_view_poisons_nothing(
     system: System, flavor: Flavor, statement: str, is_pooled: bool
@@ -123,9 +120,7 @@ def test_a_function_that_changes_the_session_poisons_nothing(system: System) -> 
             assert hit(system, "stamp", number)["at"] == NOON
 
 
-def test_a_database_that_a_loader_chose_is_not_the_next_ones(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_a_loader_chose_is_not_the_next_ones(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the first read has no token, so that nobody looks at its session; the other database is cached, too."""
     system.execute(f"CREATE TABLE tenant_b.{HEARTBEAT_TABLE} AS SELECT * FROM {HEARTBEAT_TABLE}")
     system.settle()
@@ -156,9 +151,7 @@ def test_a_database_that_a_loader_chose_is_not_the_next_ones(
         ("SELECT @left := 1, GET_LOCK('left by a loader', 0)", True),
     ],
 )
-def test_a_loader_leaves_nothing_in_the_session_of_the_next_one(
-    system: System, sql: str, is_uncached: bool
-) -> None:
+def test_a_loader_leaves_nothing_in_the_session_of_the_next_one(system: System, sql: str, is_uncached: bool) -> None:
     """Neither by its own text, nor by a function or a view that it reads."""
     with opened(system) as cache:
 
@@ -229,9 +222,7 @@ def test_a_pool_with_an_odd_session_fills_right_and_gets_it_back(system: System,
     system.execute(f"UPDATE stamps SET name = '{globe}'")
     system.settle()
     pools, connection = own_pool(system, statement)
-    variables = (
-        "SELECT @@sql_select_limit, @@collation_connection, @@sql_auto_is_null, @@time_zone, @@sql_mode"
-    )
+    variables = "SELECT @@sql_select_limit, @@collation_connection, @@sql_auto_is_null, @@time_zone, @@sql_mode"
     with connection.cursor() as cursor:
         cursor.execute(variables)
         before = cursor.fetchall()
@@ -378,8 +369,7 @@ def test_a_loaders_own_error_comes_out_once(system: System, error: Exception) ->
 
 
 @pytest.mark.parametrize(
-    "sql",
-    ["SELECT nope FROM customers", "SELECT nope()", "SELECT (SELECT id FROM customers)", "SELECT ABS()"],
+    "sql", ["SELECT nope FROM customers", "SELECT nope()", "SELECT (SELECT id FROM customers)", "SELECT ABS()"]
 )
 def test_a_wrong_statement_is_no_failure_of_the_servers(system: System, sql: str) -> None:
     """Else the loader is called for each server, and all of them are avoided for a while."""

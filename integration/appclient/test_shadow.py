@@ -56,17 +56,12 @@ def open_reader(kind: str, path: Path) -> Iterator[Reader]:
 
 
 def wait_hits(reader: Reader, system: System) -> None:
-    wait_until(
-        lambda: all(reader.get(key, explain=True).is_hit for key in KEYS), "all are hits", system.describe
-    )
+    wait_until(lambda: all(reader.get(key, explain=True).is_hit for key in KEYS), "all are hits", system.describe)
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_the_database_is_served_and_lag_is_no_difference(pair: Pair, tmp_path: Path, kind: str) -> None:
-    with (
-        running_system(pair, tmp_path, cache=CACHE) as system,
-        open_reader(kind, system.config_path) as reader,
-    ):
+    with running_system(pair, tmp_path, cache=CACHE) as system, open_reader(kind, system.config_path) as reader:
         system.execute("INSERT INTO customers VALUES " + ", ".join(f"({key}, 'n{key}', 0)" for key in KEYS))
         system.settle()
         wait_hits(reader, system)
@@ -77,9 +72,7 @@ def test_the_database_is_served_and_lag_is_no_difference(pair: Pair, tmp_path: P
         # A fault: the right value is served; the wrong one is reported and stays in the cache.
         plant(system.config, system.registry, "customer", 2, lambda value: {**value, "name": "planted"})
         planted = system.find_item("customer", 2)
-        wait_until(
-            lambda: reader.get(2)["name"] == "n2" and reader.count("differs"), "it differs", system.describe
-        )
+        wait_until(lambda: reader.get(2)["name"] == "n2" and reader.count("differs"), "it differs", system.describe)
         now = system.find_item("customer", 2)
         assert planted is not None
         assert now is not None
@@ -102,9 +95,7 @@ def test_the_database_is_served_and_lag_is_no_difference(pair: Pair, tmp_path: P
                     "the new row is cached",
                     system.describe,
                 )
-            wait_until(
-                lambda: reader.get(3)["v"] == 0 and reader.count("lag"), "the replica lags", system.describe
-            )
+            wait_until(lambda: reader.get(3)["v"] == 0 and reader.count("lag"), "the replica lags", system.describe)
         finally:
             pair.replica.start_replication()
         assert reader.count("differs") == differs

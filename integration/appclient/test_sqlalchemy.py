@@ -35,24 +35,10 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.pool import NullPool
 
-from appclient import (
-    AsyncCache,
-    Cache,
-    ConfigError,
-    Database,
-    Explanation,
-    ReadOutcome,
-    SourceUnavailable,
-)
+from appclient import AsyncCache, Cache, ConfigError, Database, Explanation, ReadOutcome, SourceUnavailable
 from appclient.sqlalchemy import CachedReads, CachedSelect
 from integration.configuration import CUSTOMER, PROFILE
-from integration.harness import (
-    CUSTOMERS_TABLE,
-    ORDERS_TABLE,
-    System,
-    running_system,
-    wait_for_hits,
-)
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits
 from integration.servers import Flavor, database_pair
 
 THINGS: Final = """CREATE TABLE things (
@@ -65,9 +51,7 @@ OBJECTS: Final = (
     '[objects.person_by_badge]\ntable = "people"\nkey = "badge"\n'
     '[objects.report]\nkey = ["id"]\nmembers = { things = ["id"] }\n'
 )
-STOCK: Final = (
-    "CREATE TABLE stock (shop INT, item VARCHAR(20) COLLATE utf8mb4_bin, n INT, PRIMARY KEY (shop, item))"
-)
+STOCK: Final = "CREATE TABLE stock (shop INT, item VARCHAR(20) COLLATE utf8mb4_bin, n INT, PRIMARY KEY (shop, item))"
 
 PEOPLE: Final = "CREATE TABLE people (id INT PRIMARY KEY, kind VARCHAR(20), badge VARCHAR(20) UNIQUE)"
 
@@ -252,15 +236,7 @@ def test_a_row_by_its_primary_key_needs_no_statement(app: Application) -> None:
         assert (customer.id, customer.name, customer.v) == (7, "n", 0)
         assert session.get(Customer, 7) is customer, "the identity map has it"
         assert session.scalars(select(Customer).where(Customer.id == 7)).one() is customer
-        [both] = (
-            session.execute(
-                select(Customer).where(
-                    Customer.id.in_([7, 8]),
-                )
-            )
-            .scalars()
-            .all()[1:]
-        )
+        [both] = session.execute(select(Customer).where(Customer.id.in_([7, 8]))).scalars().all()[1:]
         assert both.id == 8
         assert session.execute(select(Customer.name, Customer.id).where(Customer.id == 8)).one() == ("n", 8)
         assert session.query(Customer).filter_by(id=8).one() is both
@@ -758,18 +734,12 @@ def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Applicati
     translated = {"schema_translate_map": {None: "tenant_b"}}
     with app.sessions(bind=app.engine.execution_options(**translated)) as session:
         assert session.get_one(Customer, 141).name == "b"
-    with (
-        app.engine.connect().execution_options(**translated) as connection,
-        app.sessions(bind=connection) as session,
-    ):
+    with app.engine.connect().execution_options(**translated) as connection, app.sessions(bind=connection) as session:
         assert session.get_one(Customer, 141).name == "b"
     with app.sessions() as session:
         session.connection(execution_options=translated)
         assert session.get_one(Customer, 141).name == "b"
-    for options in (
-        {"connect_args": {"database": "tenant_b"}},
-        {"creator": lambda: open_tenant(system, "tenant_b")},
-    ):
+    for options in ({"connect_args": {"database": "tenant_b"}}, {"creator": lambda: open_tenant(system, "tenant_b")}):
         engine = create_engine(engine_url(system), **options)
         with app.sessions(bind=engine) as session:
             assert session.get_one(Customer, 141).name == "b"
@@ -781,9 +751,7 @@ def prepare_tenant(system: System, key: int) -> None:
     """Another database with a customer of the same key, whose name is "b"."""
     system.execute("CREATE DATABASE IF NOT EXISTS tenant_b")
     system.execute("GRANT ALL ON tenant_b.* TO app@'%'")
-    system.pair.primary.execute(
-        CUSTOMERS_TABLE.replace("TABLE ", "TABLE IF NOT EXISTS "), database="tenant_b"
-    )
+    system.pair.primary.execute(CUSTOMERS_TABLE.replace("TABLE ", "TABLE IF NOT EXISTS "), database="tenant_b")
     system.execute(f"REPLACE INTO tenant_b.customers VALUES ({key}, 'b', 1)")
 
 
@@ -1004,14 +972,10 @@ def test_a_composite_by_a_select_with_relationships(app: Application) -> None:
         cached = [state_of(order) for order in profile.get(session, 20).orders]
         assert app.statements == []
         expected = plain.get_one(Customer, 20).orders
-        assert [(each["id"], each["total"]) for each in cached] == [
-            (each.id, each.total) for each in expected
-        ]
+        assert [(each["id"], each["total"]) for each in cached] == [(each.id, each.total) for each in expected]
 
 
-def test_a_composite_of_another_version_or_with_known_instances_is_read_from_the_database(
-    app: Application,
-) -> None:
+def test_a_composite_of_another_version_or_with_known_instances_is_read_from_the_database(app: Application) -> None:
     profile = open_profile(app.reads)
     app.warm("profile", 21)
     with app.sessions() as session:

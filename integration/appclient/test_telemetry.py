@@ -143,9 +143,7 @@ def test_a_read_that_raises_is_counted_with_its_error(system: System, opening: O
         assert seen.total("reads_total", object="profile") == 0
 
 
-def test_shared_loads_and_connections_in_use_are_seen_while_a_herd_reads(
-    system: System, opening: Opening
-) -> None:
+def test_shared_loads_and_connections_in_use_are_seen_while_a_herd_reads(system: System, opening: Opening) -> None:
     seen = Seen()
     change(system, 5)
     go_on = threading.Event()
@@ -225,10 +223,7 @@ def test_workers_of_gunicorn_are_counted_together(system: System, tmp_path: Path
     folder.mkdir()
     asked = 60
     with Gunicorn(
-        system.config_path,
-        "--worker-class=gthread",
-        "--threads=4",
-        environment={"PROMETHEUS_MULTIPROC_DIR": folder},
+        system.config_path, "--worker-class=gthread", "--threads=4", environment={"PROMETHEUS_MULTIPROC_DIR": folder}
     ) as server:
         processes = {server.ask(key % len(WEB_KEYS))["process"] for key in range(asked)}
         assert len(processes) == WORKERS
@@ -266,9 +261,7 @@ class Traced:
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.reader = InMemoryMetricReader()
         self.telemetry = OpenTelemetry(
-            meter_provider=MeterProvider([self.reader]),
-            tracer_provider=self.provider,
-            shows_keys=shows_keys,
+            meter_provider=MeterProvider([self.reader]), tracer_provider=self.provider, shows_keys=shows_keys
         )
 
     def take(self) -> list[ReadableSpan]:

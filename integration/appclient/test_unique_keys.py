@@ -103,9 +103,7 @@ def test_a_row_is_found_by_each_of_its_unique_keys(system: System, cache: Cache)
     assert outcomes(cache, "user_by_slug", [("b", 7)]) != ["HIT"]
 
 
-@pytest.mark.parametrize(
-    "change_of_ann", ["UPDATE people SET v = 2 WHERE id = 1", "DELETE FROM people WHERE id = 1"]
-)
+@pytest.mark.parametrize("change_of_ann", ["UPDATE people SET v = 2 WHERE id = 1", "DELETE FROM people WHERE id = 1"])
 def test_a_generated_key(system: System, cache: Cache, change_of_ann: str) -> None:
     """MariaDB 11.8 leaves generated columns out of updates and deletes, so each raises the whole table there."""
     change(system, "INSERT INTO people (id, email, v) VALUES (1, 'Ann@x.org', 1), (2, 'bob@x.org', 1)")
@@ -162,18 +160,7 @@ def test_null_is_no_key(system: System, cache: Cache) -> None:
             cache.get(name, key)
 
 
-SPELLINGS: Final = (
-    "bob",
-    "Bob",
-    "BOB ",
-    "bób",
-    "BÓB",
-    "bo\u0301b",
-    "strasse",
-    "straße",
-    "Strasse",
-    "STRASSE",
-)
+SPELLINGS: Final = ("bob", "Bob", "BOB ", "bób", "BÓB", "bo\u0301b", "strasse", "straße", "Strasse", "STRASSE")
 
 
 def quoted(text: str | None) -> str:
@@ -203,9 +190,7 @@ def test_text_that_the_collation_calls_equal_never_finds_a_previous_row(system: 
         for _ in range(2):
             for spelling, rows in truth.items():
                 each: Explanation = cache.get("user_by_email", spelling, explain=True)
-                found = (
-                    [] if each.value is None else [tuple(each.value[name] for name in ("id", "email", "v"))]
-                )
+                found = [] if each.value is None else [tuple(each.value[name] for name in ("id", "email", "v"))]
                 assert found == rows, (number, statements, spelling, each)
                 hits += each.is_hit
             for spelling, row_found in cache.get_many("user_by_email", SPELLINGS).items():
@@ -318,9 +303,7 @@ def test_a_key_column_that_is_altered_is_read_as_it_is_now(pair: Pair, tmp_path:
                 system.settle()
                 for table, _, _, keys in ALTERED:
                     wanted = [(int(key) if table == "numbers" else key, number - 1) for key in keys]
-                    assert [
-                        (row["k"], row["v"]) for row in (hit(cache, table, key) for key in keys)
-                    ] == wanted
+                    assert [(row["k"], row["v"]) for row in (hit(cache, table, key) for key in keys)] == wanted
                     cursor.execute(f"UPDATE {table} SET v = %s", (number,))
         cache.close()
 
@@ -352,8 +335,7 @@ def test_a_key_that_may_find_several_rows_is_refused(
 
 def test_a_key_that_select_does_not_show_is_refused(pair: Pair, tmp_path: Path) -> None:
     pair.primary.execute(
-        "CREATE TABLE users (id INT PRIMARY KEY, handle VARBINARY(9) INVISIBLE, UNIQUE (handle))",
-        database="shop",
+        "CREATE TABLE users (id INT PRIMARY KEY, handle VARBINARY(9) INVISIBLE, UNIQUE (handle))", database="shop"
     )
     objects = '[objects.found]\ntable = "users"\nkey = "handle"\n'
     path = write_config(tmp_path, pair.primary.flavor, pair.primary.url, ["127.0.0.1:1"], objects=objects)

@@ -34,9 +34,7 @@ def demonstrate(*options: str) -> dict[str, Any]:
     [
         pytest.param(("--interrupted", "2"), id="plain memcached, with readers that signals interrupt"),
         pytest.param(
-            ("--managed", "--backend", "redis"),
-            id="a Redis that evicts and hides CONFIG",
-            marks=pytest.mark.slow,
+            ("--managed", "--backend", "redis"), id="a Redis that evicts and hides CONFIG", marks=pytest.mark.slow
         ),
         pytest.param(("--managed", "--node-megabytes", "6"), id="a memcached too small for its stripes"),
     ],

@@ -42,14 +42,7 @@ def result(history: Path) -> DemoResult:
 
 
 def judge(session: SparkSession, folder: Path) -> int:
-    arguments = [
-        "--archive",
-        folder / "archive",
-        "--history",
-        folder / "history",
-        "--report",
-        folder / "report",
-    ]
+    arguments = ["--archive", folder / "archive", "--history", folder / "history", "--report", folder / "report"]
     # One machine, one clock. The archives are complete, so nothing is left out at the end.
     now = datetime.now(UTC).isoformat()
     return command.main([*map(str, arguments), "--clock-error-seconds", "0", "--as-of", now], session)
@@ -101,9 +94,7 @@ def test_what_the_audit_finds_poisoned_at_the_end_is_what_the_demo_finds(
         for item, action in last.items()
         if action["action"] == "fill" and (item, action["version"]) in bad
     }
-    poisoned = {
-        f"{name}:{key}:{number}" for key, number in (p.key for p in result.strategies[name].verdict.poisoned)
-    }
+    poisoned = {f"{name}:{key}:{number}" for key, number in (p.key for p in result.strategies[name].verdict.poisoned)}
     # If two effects came within milliseconds, or one within the other, no clock can order them
     assert left - close == poisoned - close
     assert poisoned - close, "a replica that lags poisons these caches, or the demo shows nothing"

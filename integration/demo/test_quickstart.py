@@ -54,9 +54,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     )
     assert for_replica == ["--read_only=ON"]
     assert "--sync_binlog=1" in options
-    with database_pair(
-        request.param, primary_options=options, replica_options=[*options, *for_replica]
-    ) as servers:
+    with database_pair(request.param, primary_options=options, replica_options=[*options, *for_replica]) as servers:
         for statements in _snippets(QUICKSTART, "sql"):
             for statement in filter(str.strip, statements.split(";")):
                 servers.primary.execute(statement, database="shop")
@@ -144,9 +142,7 @@ def _carried_out(
             names["cache"].close()
 
 
-def test_the_quickstart(
-    pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quickstart(pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _carried_out(QUICKSTART, pair, memcached, tmp_path, monkeypatch) as names:
         checked = _cli("check", "--json")
         assert (json.loads(checked.stdout), checked.returncode) == ([], 0), checked.stdout + checked.stderr
@@ -168,9 +164,7 @@ def test_the_quickstart(
         pair.primary.execute("UPDATE customers SET name = 'Ada' WHERE id = 42", database="shop")
 
 
-def test_the_readme(
-    pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_readme(pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _carried_out(README, pair, memcached, tmp_path, monkeypatch) as names:
         assert names["customer"] == {"id": 42, "name": "Ada"}
         assert names["customers"] == {42: names["customer"], 43: None}

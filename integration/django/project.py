@@ -127,8 +127,7 @@ def running_shop(pair: Pair, folder: Path) -> Iterator[System]:
             pair.primary.url,
             [node.address for node in nodes],
             replicas=[pair.replica.url],
-            objects=OBJECTS
-            + "".join(f'[objects.{table}]\ntable = "{table}"\n' for table in OF_PACKAGES.values()),
+            objects=OBJECTS + "".join(f'[objects.{table}]\ntable = "{table}"\n' for table in OF_PACKAGES.values()),
             cache=CACHE,
             stream=STREAM,
         )

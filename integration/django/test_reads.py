@@ -53,9 +53,7 @@ def assert_same(found: Any, read: Any) -> None:
     one, other = dict(found.__dict__), dict(read.__dict__)
     state, expected = one.pop("_state"), other.pop("_state")
     assert one == other
-    assert {name: type(value) for name, value in one.items()} == {
-        name: type(value) for name, value in other.items()
-    }
+    assert {name: type(value) for name, value in one.items()} == {name: type(value) for name, value in other.items()}
     assert (type(found), state.db, state.adding) == (type(read), expected.db, expected.adding)
 
 
@@ -221,9 +219,7 @@ def test_the_admin_edits_what_the_database_has(system: System, reads: list[Expla
     assert Code.objects.using("default").get(pk=code.pk).v == 5
 
 
-def test_a_database_of_another_name_is_not_read_from_the_cache(
-    system: System, reads: list[Explanation]
-) -> None:
+def test_a_database_of_another_name_is_not_read_from_the_cache(system: System, reads: list[Explanation]) -> None:
     from integration.django.shop.models import Thing
 
     made = Thing.objects.create()

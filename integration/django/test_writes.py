@@ -203,9 +203,7 @@ def test_what_is_rolled_back_is_read_by_nobody(system: System, key: int, reads: 
     assert system.find_stale("thing", [key])[1] == []
 
 
-def test_without_autocommit_the_cache_stands_aside(
-    system: System, key: int, reads: list[Explanation]
-) -> None:
+def test_without_autocommit_the_cache_stands_aside(system: System, key: int, reads: list[Explanation]) -> None:
     transaction.set_autocommit(False)
     try:
         update(key)

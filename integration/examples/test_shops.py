@@ -59,9 +59,7 @@ def marks_of(name: str, flavor: str) -> list[pytest.MarkDecorator]:
         for flavor in ("mariadb", "mysql")
     ],
 )
-def running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningShop]:
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningShop]:
     """An application with the library, for all tests of this file."""
     name: str
     flavor: Flavor
@@ -224,9 +222,7 @@ def test_a_price_that_was_rolled_back_is_never_shown(running: RunningShop, syste
     assert page[str(key)]["price"] != WITHDRAWN
 
 
-def test_a_client_sees_its_commit_though_the_view_failed_after_it(
-    running: RunningShop, system: System
-) -> None:
+def test_a_client_sees_its_commit_though_the_view_failed_after_it(running: RunningShop, system: System) -> None:
     key, findings = 260, Findings()
     browser = Browser(running.server.port, Ledger(), findings, Lock())
     system.settle()
@@ -285,15 +281,11 @@ def test_pages_are_right_without_the_replica_and_hits_come_back(running: Running
     def lose_replica() -> None:
         replica.kill()
         started = read_tally(running.tally)[1]
-        wait_until(
-            lambda: read_tally(running.tally)[1] > started + READS_WITH_A_FAULT, "pages are read without it"
-        )
+        wait_until(lambda: read_tally(running.tally)[1] > started + READS_WITH_A_FAULT, "pages are read without it")
         replica.start()
         replica.replicate_from(running.pair.primary, delay_seconds=DELAY_SECONDS)
 
-    findings, _ = put_under_load(
-        running, 2 * READS_WITH_A_FAULT, 12, half_way=lose_replica, read_on_seconds=1
-    )
+    findings, _ = put_under_load(running, 2 * READS_WITH_A_FAULT, 12, half_way=lose_replica, read_on_seconds=1)
     assert_right(running, findings)
     system.settle()
     path = f"/basket?keys={','.join(map(str, range(1, PRODUCTS + 1)))}"

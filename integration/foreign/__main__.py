@@ -40,14 +40,10 @@ def fetch(package: str) -> Path:
     if not archive.exists():
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download"]
         provision.say(f"getting the source distribution {name}, about 10 MB")
-        provision.run(
-            [*pip, "--no-deps", f"--no-binary={package}", f"--dest={folder}", name.replace("-", "==")]
-        )
+        provision.run([*pip, "--no-deps", f"--no-binary={package}", f"--dest={folder}", name.replace("-", "==")])
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     if digest not in PINS.read_text():
-        raise provision.ProvisionFailed(
-            f"{archive} has the hash {digest}, which {PINS} has not: remove the file"
-        )
+        raise provision.ProvisionFailed(f"{archive} has the hash {digest}, which {PINS} has not: remove the file")
     if not (folder / name).exists():
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")

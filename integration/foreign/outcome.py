@@ -52,9 +52,7 @@ class Suite:
     def find_meant(self, part: str) -> dict[str, re.Pattern[str]]:
         """Those of one part: the ids of its tests begin with one of its names."""
         names = tuple(re.escape(name) for name in part.split())
-        return {
-            test: how for test, how in self.meant.items() if re.match(rf"({'|'.join(names)})(?!\w)", test)
-        }
+        return {test: how for test, how in self.meant.items() if re.match(rf"({'|'.join(names)})(?!\w)", test)}
 
 
 def read_suite(package: str, path: Path = SUITES) -> Suite:
@@ -88,16 +86,8 @@ def judge(plain: Outcome, cached: Outcome, meant: Mapping[str, re.Pattern[str]])
     return [
         *(["no answer of the cache was compared"] if not cached.compared else []),
         *(f"another row: {line}" for line in cached.different),
-        *(
-            f"{test}: {end}"
-            for test, end in changes.items()
-            if test not in meant or not _is_as(meant[test], end)
-        ),
-        *(
-            f"{test}: does not differ, so take it out of {SUITES.name}"
-            for test in meant
-            if test not in changes
-        ),
+        *(f"{test}: {end}" for test, end in changes.items() if test not in meant or not _is_as(meant[test], end)),
+        *(f"{test}: does not differ, so take it out of {SUITES.name}" for test in meant if test not in changes),
     ]
 
 

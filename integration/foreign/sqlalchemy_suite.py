@@ -120,9 +120,7 @@ class CachedSessions:
             for answer in (found, find(reads, plan, session, keys)):
                 outcome.compared += 1
                 if sorted(map(repr, answer)) != sorted(map(repr, rows)):
-                    outcome.different.append(
-                        f"{sql} {parameters}: the cache has {answer}, the database {rows}"
-                    )
+                    outcome.different.append(f"{sql} {parameters}: the cache has {answer}, the database {rows}")
             return found
 
         kind._find_result, kind._find_rows = find_asked, find_compared

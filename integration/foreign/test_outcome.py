@@ -11,9 +11,7 @@ import pytest
 from integration.foreign.outcome import Outcome, Suite, judge, read_suite
 
 FEWER: Final = re.compile(r"AssertionError: (?P<counted>\d+) != (?P<expected>\d+) : ")
-PLAIN: Final = Outcome(
-    {"app.A.test_one": "passed", "app.A.test_two": "passed", "app.A.test_red": "TypeError"}
-)
+PLAIN: Final = Outcome({"app.A.test_one": "passed", "app.A.test_two": "passed", "app.A.test_red": "TypeError"})
 
 
 def cached(**ends: str) -> Outcome:
@@ -30,9 +28,7 @@ def test_a_test_that_passes_without_the_adapter_alone_is_a_difference(end: str) 
 
 
 def test_a_test_that_was_not_run_is_a_difference() -> None:
-    assert judge(PLAIN, Outcome({"app.A.test_one": "passed"}, compared=1), {}) == [
-        "app.A.test_two: was not run"
-    ]
+    assert judge(PLAIN, Outcome({"app.A.test_one": "passed"}, compared=1), {}) == ["app.A.test_two: was not run"]
 
 
 def test_a_run_without_an_answer_of_the_cache_shows_nothing() -> None:
@@ -44,9 +40,7 @@ def test_one_that_fails_on_both_sides_is_none() -> None:
 
 
 def test_another_row_is_a_difference_though_all_tests_pass() -> None:
-    found = Outcome(
-        dict(PLAIN.tests), compared=2, different=["app.A 1: the cache has [], the database [(1,)]"]
-    )
+    found = Outcome(dict(PLAIN.tests), compared=2, different=["app.A 1: the cache has [], the database [(1,)]"])
     assert judge(PLAIN, found, {}) == ["another row: app.A 1: the cache has [], the database [(1,)]"]
 
 
@@ -83,8 +77,7 @@ def test_an_entry_that_does_not_differ_is_reported(test: str) -> None:
 def test_a_list_with_a_mistake_is_refused(tmp_path: Path, meant: list[dict[str, object]]) -> None:
     path = tmp_path / "suites.toml"
     entries = [
-        "[[django.meant]]\n" + "".join(f"{key} = {value!r}\n" for key, value in each.items())
-        for each in meant
+        "[[django.meant]]\n" + "".join(f"{key} = {value!r}\n" for key, value in each.items()) for each in meant
     ]
     path.write_text('[django]\nparts = ["app"]\n' + "".join(entries))
     with pytest.raises(ValueError, match=r"suites.toml: app"):
@@ -100,10 +93,7 @@ def test_a_failure_of_several_lines_is_noted_in_one() -> None:
 def test_a_part_has_the_tests_of_its_name_alone() -> None:
     suite = Suite(["defer"], {"defer.tests.One": FEWER, "defer_regress.tests.One": FEWER})
     assert list(suite.find_meant("defer")) == ["defer.tests.One"]
-    assert list(suite.find_meant("basic defer_regress defer")) == [
-        "defer.tests.One",
-        "defer_regress.tests.One",
-    ]
+    assert list(suite.find_meant("basic defer_regress defer")) == ["defer.tests.One", "defer_regress.tests.One"]
 
 
 @pytest.mark.parametrize("package", ["django", "sqlalchemy"])

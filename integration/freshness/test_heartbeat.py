@@ -87,9 +87,7 @@ def test_a_previous_topology_beats_no_more(server: DatabaseServer) -> None:
     assert (previous.beat(), elsewhere.beat()) == (1, 1)
     present.prepare()
     before = rows_of(server)
-    with pytest.raises(
-        SourceUnsuitable, match=r"topology 3 is in force, this process has topology 1"
-    ) as raised:
+    with pytest.raises(SourceUnsuitable, match=r"topology 3 is in force, this process has topology 1") as raised:
         previous.beat()
     assert "load the present freshness.toml" in raised.value.hint
     assert rows_of(server) == before

@@ -26,13 +26,7 @@ from integration.servers.redis import Redis
 
 SECRET: Final = "correct-horse-47"
 KEYS: Final = [b"shop:customer:%d" % number for number in range(4000)]
-OTHERS: Final = [
-    b"shop:!shop/-!1f",
-    b"shop:!shop/-",
-    b"shopping:customer:1",
-    b"other:customer:1",
-    b"shop*:x:1",
-]
+OTHERS: Final = [b"shop:!shop/-!1f", b"shop:!shop/-", b"shopping:customer:1", b"other:customer:1", b"shop*:x:1"]
 Server = Memcached | Redis
 
 

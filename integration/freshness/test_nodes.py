@@ -161,9 +161,7 @@ SERVING = {
 
 
 @pytest.mark.parametrize("options", SERVING.values(), ids=SERVING)
-def test_a_server_with_any_options_serves(
-    started: Callable[..., Memcached], options: tuple[str, ...]
-) -> None:
+def test_a_server_with_any_options_serves(started: Callable[..., Memcached], options: tuple[str, ...]) -> None:
     node = MemcachedNode(started(*options).address)
     replies = node.perform(
         [
@@ -223,9 +221,7 @@ def test_a_full_server_evicts_stripes_as_all_else(started: Callable[..., Memcach
     present = [isinstance(reply, Item) for reply in held]
     assert not all(present)
     replies = node.perform(Strikes(names, b"c" * 60, []))
-    assert not any(
-        reply == Stored(0) for reply, was_there in zip(replies, present, strict=True) if not was_there
-    )
+    assert not any(reply == Stored(0) for reply, was_there in zip(replies, present, strict=True) if not was_there)
     for reply, found in zip(replies, node.perform([Get(name) for name in names]), strict=True):
         if isinstance(found, Item):
             assert (found.value == b"s" * 60 + b"c" * 60) == (reply == Stored(0))
@@ -297,18 +293,7 @@ def test_credentials(started: Callable[..., Memcached], tmp_path: Path) -> None:
 def test_tls(tmp_path: Path) -> None:
     """A flow of many records: memcached 1.6.18 hangs over one whose records end within a command."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     server = Memcached(options=("-Z", "-o", f"ssl_chain_cert={certificate},ssl_key={key}"))
@@ -321,9 +306,7 @@ def test_tls(tmp_path: Path) -> None:
         assert set(node.perform(requests)) == {Stored(0)}
         assert set(node.perform(requests)) == {CONFLICT}
         replies = node.perform([Get(b"k%d" % n) for n in range(5000)])
-        assert [len(reply.value) for reply in replies if isinstance(reply, Item)] == [
-            n % 3000 for n in range(5000)
-        ]
+        assert [len(reply.value) for reply in replies if isinstance(reply, Item)] == [n % 3000 for n in range(5000)]
         found: Sequence[Any] = node.perform(Finds([b"k%d" % n for n in range(5000)]))
         assert found == [b"v" * (n % 3000) for n in range(5000)]
         large: list[Request] = []
@@ -358,9 +341,7 @@ def wait_until_up(node: CacheNode) -> None:
             return
 
 
-def test_a_paused_server_is_unavailable_and_its_late_answer_is_nobodys(
-    started: Callable[..., Memcached],
-) -> None:
+def test_a_paused_server_is_unavailable_and_its_late_answer_is_nobodys(started: Callable[..., Memcached]) -> None:
     server = started()
     node = MemcachedNode(server.address, Reach(timeout_seconds=1.5))
     node.perform([Add(b"a", b"value of a", TTL_SECONDS), Add(b"b", b"value of b", TTL_SECONDS)])
@@ -386,9 +367,7 @@ def test_a_server_that_stood_still_serves_no_hit(started: Callable[..., Memcache
         lineage, life, b"tenure01", True, 1, 7, now_us, 3_000, server.address, 8, position, position,
         objects={"row": Coverage(1, position)},
     )  # fmt: skip
-    key = Lookup(
-        ObjectPolicy("row", 1, ("rows",), (lineage,), 60), server.address, b"shop:row:1", b"id", (1,)
-    )
+    key = Lookup(ObjectPolicy("row", 1, ("rows",), (lineage,), 60), server.address, b"shop:row:1", b"id", (1,))
     entry = Filled((Stamp(lineage, life, 1, position),), key.identity, b"1").encode()
     node.perform([Add(record_key("shop", lineage), record.encode(), 1), Add(key.item, entry, TTL_SECONDS)])
     context = ReadContext(
@@ -479,14 +458,10 @@ class TestRedis(BoundContract):
         setup.restart()
         node.close()
         node.perform([Add(b"k", b"new", TTL_SECONDS)])
-        assert node.perform([Cas(b"k", b"from the previous life", previous.version, TTL_SECONDS)]) == [
-            CONFLICT
-        ]
+        assert node.perform([Cas(b"k", b"from the previous life", previous.version, TTL_SECONDS)]) == [CONFLICT]
 
 
-@pytest.mark.parametrize(
-    "policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-ttl"]
-)
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-ttl"])
 def test_a_redis_that_evicts_serves(started_redis: Callable[..., Redis], policy: str) -> None:
     """An append finds some stripes and others not, and says which."""
     node = RedisNode(started_redis("--maxmemory", "4mb", "--maxmemory-policy", policy).address)

@@ -17,13 +17,7 @@ from freshness.algorithm.request import MISSING, Get
 from freshness.config.access import NodeAccess, NodeLogin, PasswordFile, Tls
 from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position, read_rows
-from freshness.errors import (
-    FreshnessError,
-    NodeUnavailable,
-    NodeUnsuitable,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import FreshnessError, NodeUnavailable, NodeUnsuitable, SourceUnavailable, SourceUnsuitable
 from freshness.login import TLS_HINT
 from freshness.nodes.open import open_node
 from freshness.stream.source import RowChange

@@ -128,11 +128,7 @@ def test_gtids_that_do_not_order(tmp_path: Path, mariadb_pair: Pair) -> None:
     server.execute(f"CREATE OR REPLACE {CUSTOMERS_TABLE.removeprefix('CREATE')}", database="shop")
     with server.setting("gtid_strict_mode", 0):
         assert_refused(
-            config_for(tmp_path, server),
-            OPERATOR,
-            "F59",
-            "gtid_strict_mode is OFF",
-            "SET GLOBAL gtid_strict_mode",
+            config_for(tmp_path, server), OPERATOR, "F59", "gtid_strict_mode is OFF", "SET GLOBAL gtid_strict_mode"
         )
 
 
@@ -177,9 +173,7 @@ def test_an_unknown_table_and_an_unknown_column(primary: DatabaseServer, tmp_pat
     path = config_for(tmp_path, primary, objects='[objects.customer]\ntable = "Customers"\n')
     assert_refused(path, USAGE, "no table shop.Customers", "spelled customers", verb="check")
     path = config_for(
-        tmp_path,
-        primary,
-        objects='[objects.profile]\nkey = "id"\nmembers = { customers = "customer_id" }\n',
+        tmp_path, primary, objects='[objects.profile]\nkey = "id"\nmembers = { customers = "customer_id" }\n'
     )
     assert_refused(path, USAGE, "no column customer_id", "id, name, v", verb="check")
 
@@ -202,9 +196,7 @@ def test_an_unknown_key_and_a_missing_file(tmp_path: Path) -> None:
         verb="check",
     )
     for verb in ("run", "check", "status"):
-        assert_refused(
-            tmp_path / "nowhere.toml", USAGE, "nowhere.toml", "no such file", "--config", verb=verb
-        )
+        assert_refused(tmp_path / "nowhere.toml", USAGE, "nowhere.toml", "no such file", "--config", verb=verb)
 
 
 def test_the_http_port_is_taken(primary: DatabaseServer, tmp_path: Path) -> None:
@@ -245,9 +237,7 @@ def test_a_node_that_is_unreachable_at_the_start(pair: Pair, tmp_path: Path) -> 
             rest = [key for key in keys if key not in of_up]
             outcomes = {each.outcome for each in cache.get_many("customer", rest, explain=True).values()}
             assert outcomes == {ReadOutcome.NODE_DOWN}
-            assert (
-                f"node {down.address} is out: memcached {down.address} cannot be reached" in invalidator.log()
-            )
+            assert f"node {down.address} is out: memcached {down.address} cannot be reached" in invalidator.log()
             down.start()
             wait_for_hits(cache, "customer", list(keys), system.describe)
             assert invalidator.terminate() == 0
@@ -370,8 +360,7 @@ def check_foreign_entry(system: System, cache: Cache) -> None:
     assert entry is not None
     # An application of a newer release beside this one, and of an older one, in a format of its own
     others = [
-        bytes((entry.value[0], version, *entry.value[2:]))
-        for version in (FORMAT_VERSION + 1, FORMAT_VERSION - 1)
+        bytes((entry.value[0], version, *entry.value[2:])) for version in (FORMAT_VERSION + 1, FORMAT_VERSION - 1)
     ]
     for data in (b"not ours", b"\x01", b"x" * 5000, *others):
         store(system, subject.item, data)
@@ -427,7 +416,5 @@ def test_a_token_of_another_flavor(pair: Pair, tmp_path: Path) -> None:
     token = EventToken("shop/-", "-", 1, 0, empty_position(other))
     with pytest.raises(FlavorMismatch, match=f"a token of {other}.*which has those of {pair.primary.flavor}"):
         cache.database().query("SELECT 1", compare_event_token=token)
-    wait_until(
-        lambda: cache.database().query("SELECT 1 AS one").rows == [{"one": 1}], "the connection still works"
-    )
+    wait_until(lambda: cache.database().query("SELECT 1 AS one").rows == [{"one": 1}], "the connection still works")
     cache.close()

@@ -213,18 +213,13 @@ def test_a_number_behind_a_year_is_right_or_raises_its_table(server: DatabaseSer
         assert transaction.raised_tables == {"goods"}
         assert "before 8.0.23" in transaction.reasons[0]
     else:
-        assert changes_of([transaction]) == [
-            RowChange("goods", "insert", None, {"y": 2024, "small": 255, "v": -1})
-        ]
+        assert changes_of([transaction]) == [RowChange("goods", "insert", None, {"y": 2024, "small": 255, "v": -1})]
 
 
 def test_a_minimal_image_leaves_columns_out(server: DatabaseServer) -> None:
     run(server, "INSERT INTO goods VALUES (1, 'a')")
     received = stream_of(
-        server,
-        "SET binlog_row_image = MINIMAL",
-        "UPDATE goods SET v = NULL WHERE id = 1",
-        "DELETE FROM goods",
+        server, "SET binlog_row_image = MINIMAL", "UPDATE goods SET v = NULL WHERE id = 1", "DELETE FROM goods"
     )
     assert changes_of(received) == [
         RowChange("goods", "update", {"id": 1}, {"v": None}),
@@ -249,9 +244,7 @@ def test_many_rows_and_large_ones_and_several_log_files(server: DatabaseServer) 
     assert len(str((received[0].changes[0].after or {})["v"])) == 20000000
 
 
-def test_too_many_rows_raise_the_table_instead(
-    server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_rows_raise_the_table_instead(server: DatabaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "TRANSACTION_ROWS_MAX", 100)
     big, small = stream_of(
         server,
@@ -265,9 +258,7 @@ def test_too_many_rows_raise_the_table_instead(
 
 
 def test_the_mailbox_is_bounded_and_loses_nothing(server: DatabaseServer) -> None:
-    inserts = [
-        f"INSERT INTO goods VALUES ({number}, NULL), ({number + 1}, NULL)" for number in range(0, 60, 2)
-    ]
+    inserts = [f"INSERT INTO goods VALUES ({number}, NULL), ({number + 1}, NULL)" for number in range(0, 60, 2)]
     received = stream_of(server, *inserts, intake=Intake(queue=QueueBounds(3, 4)))
     assert [(change.after or {})["id"] for change in changes_of(received)] == list(range(60))
 
@@ -275,12 +266,8 @@ def test_the_mailbox_is_bounded_and_loses_nothing(server: DatabaseServer) -> Non
 def test_other_tables_and_databases_move_the_position_only(server: DatabaseServer) -> None:
     server.execute("CREATE DATABASE IF NOT EXISTS elsewhere")
     try:
-        run(
-            server, "CREATE TABLE boring (id INT)", "CREATE TABLE elsewhere.goods (id INT PRIMARY KEY, v INT)"
-        )
-        received = stream_of(
-            server, "INSERT INTO boring VALUES (1)", "INSERT INTO elsewhere.goods VALUES (1, 1)"
-        )
+        run(server, "CREATE TABLE boring (id INT)", "CREATE TABLE elsewhere.goods (id INT PRIMARY KEY, v INT)")
+        received = stream_of(server, "INSERT INTO boring VALUES (1)", "INSERT INTO elsewhere.goods VALUES (1, 1)")
     finally:
         server.execute("DROP DATABASE elsewhere")
     assert len(received) == 2
@@ -302,25 +289,16 @@ def test_no_checksums(own_server: DatabaseServer) -> None:
     own_server.execute("SET GLOBAL binlog_checksum = NONE")
     with streaming(own_server) as stream:
         run(
-            own_server,
-            "INSERT INTO goods VALUES (1, 'a')",
-            "SET GLOBAL binlog_checksum = CRC32",
-            "DELETE FROM goods",
+            own_server, "INSERT INTO goods VALUES (1, 'a')", "SET GLOBAL binlog_checksum = CRC32", "DELETE FROM goods"
         )
         received = stream.read_up_to(head_of(own_server))
     assert [change.op for change in changes_of(received)] == ["insert", "delete"]
     assert raised_by(received) == set()
 
 
-def test_a_table_that_cannot_be_decoded_raises_itself_and_disturbs_no_other(
-    own_server: DatabaseServer,
-) -> None:
+def test_a_table_that_cannot_be_decoded_raises_itself_and_disturbs_no_other(own_server: DatabaseServer) -> None:
     kind, value = "VARCHAR(9) CHARACTER SET cp1251", "_cp1251 x'98'"  # no character
-    run(
-        own_server,
-        f"CREATE TABLE child (id INT PRIMARY KEY, e {kind})",
-        f"CREATE TABLE other (id INT, e {kind})",
-    )
+    run(own_server, f"CREATE TABLE child (id INT PRIMARY KEY, e {kind})", f"CREATE TABLE other (id INT, e {kind})")
     received = stream_of(
         own_server,
         f"INSERT INTO other VALUES (1, {value})",
@@ -402,10 +380,7 @@ def test_rows_that_cannot_roll_back(server: DatabaseServer) -> None:
 
 def test_create_select(server: DatabaseServer) -> None:
     received = stream_of(
-        server,
-        "INSERT INTO goods VALUES (1, 'a')",
-        "CREATE TABLE child SELECT * FROM goods",
-        "DELETE FROM goods",
+        server, "INSERT INTO goods VALUES (1, 'a')", "CREATE TABLE child SELECT * FROM goods", "DELETE FROM goods"
     )
     assert [change.table for change in changes_of(received)] == ["goods", "child", "goods"]
     assert raised_by(received) == {"child"}
@@ -486,21 +461,13 @@ def test_an_empty_start_is_the_beginning_of_history(own_server: DatabaseServer) 
 
 def test_a_start_that_was_purged(own_server: DatabaseServer) -> None:
     start = head_of(own_server)
-    run(
-        own_server,
-        "INSERT INTO goods VALUES (1, 'a')",
-        "FLUSH BINARY LOGS",
-        "INSERT INTO goods VALUES (2, 'a')",
-    )
+    run(own_server, "INSERT INTO goods VALUES (1, 'a')", "FLUSH BINARY LOGS", "INSERT INTO goods VALUES (2, 'a')")
     deadline = time.monotonic() + ARRIVES_SECONDS
     while len(logs := own_server.execute("SHOW BINARY LOGS")) > 1:
         # MariaDB keeps a file until its background thread has written a checkpoint.
         assert time.monotonic() < deadline, f"still there: {logs}"
         own_server.execute("PURGE BINARY LOGS TO %s", logs[-1][0])
-    with (
-        pytest.raises(HistoryLost, match="no longer has the log") as caught,
-        streaming(own_server, start) as stream,
-    ):
+    with pytest.raises(HistoryLost, match="no longer has the log") as caught, streaming(own_server, start) as stream:
         # MariaDB may begin with the name of a file before it refuses.
         poll_until_error(stream.source, [])
     assert "purged" in caught.value.hint
@@ -547,9 +514,7 @@ def test_a_replica_serves_the_same_stream(pair: Pair) -> None:
     assert of_replica == of_primary
 
 
-def test_a_killed_server_is_unavailable_and_the_stream_goes_on_after_its_return(
-    own_server: DatabaseServer,
-) -> None:
+def test_a_killed_server_is_unavailable_and_the_stream_goes_on_after_its_return(own_server: DatabaseServer) -> None:
     with streaming(own_server) as stream:
         run(own_server, "INSERT INTO goods VALUES (1, 'a')")
         stream.read_up_to(head_of(own_server))
@@ -615,9 +580,7 @@ def test_compressed_events_are_read(own_server: DatabaseServer, is_keyed: bool) 
         ]
         assert changes_of(received) == []
     else:
-        keys = [
-            ((each.before or {}).get("id"), (each.after or {}).get("id")) for each in changes_of(received)
-        ]
+        keys = [((each.before or {}).get("id"), (each.after or {}).get("id")) for each in changes_of(received)]
         assert keys == [(None, 1), (None, 2), (None, 3), (2, 12), (12, None)]
     assert raised_by(received) == {"goods"}
     assert received[-1].reasons[0].startswith("statement: TRUNCATE")
@@ -635,9 +598,7 @@ def definitions_of(connection: Connection, *tables: str) -> dict[str, ObjectDefi
 
 
 def test_the_heartbeat_comes_back(server: DatabaseServer) -> None:
-    writer = HeartbeatWriter(
-        address_of(server), server.flavor, "one", 0.5, now_us=lambda: 1_700_000_000_000_000
-    )
+    writer = HeartbeatWriter(address_of(server), server.flavor, "one", 0.5, now_us=lambda: 1_700_000_000_000_000)
     writer.prepare()
     try:
         with streaming(server) as stream:

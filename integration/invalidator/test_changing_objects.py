@@ -99,11 +99,7 @@ def test_a_statement_that_alters_keys_costs_the_entries_of_its_table_alone(
     with ExitStack() as stack:
         system = stack.enter_context(
             running_system(
-                own_pair,
-                tmp_path,
-                tables=[CUSTOMERS_TABLE, ORDERS_TABLE],
-                objects=CUSTOMER + ORDERS,
-                cache=PATIENT,
+                own_pair, tmp_path, tables=[CUSTOMERS_TABLE, ORDERS_TABLE], objects=CUSTOMER + ORDERS, cache=PATIENT
             )
         )
         if has_second:
@@ -127,9 +123,7 @@ def test_a_statement_that_alters_keys_costs_the_entries_of_its_table_alone(
             system.execute("DROP TABLE orders")
             system.settle()
         assert seen[ReadOutcome.HIT]
-        assert not {ReadOutcome.DEAD, ReadOutcome.FILLED} & seen.keys(), (
-            "they are kept, also while nodes are closed"
-        )
+        assert not {ReadOutcome.DEAD, ReadOutcome.FILLED} & seen.keys(), "they are kept, also while nodes are closed"
         assert system.lives() == lives
         system.execute("UPDATE customers SET v = 2")
         system.settle()

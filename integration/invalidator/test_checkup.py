@@ -14,14 +14,7 @@ import pytest
 from appclient import Cache, SourceUnavailable
 from freshness.config.config import load_config
 from integration.configuration import CUSTOMER, write_config
-from integration.harness import (
-    CUSTOMERS_TABLE,
-    call_cli,
-    run_cli,
-    running_system,
-    wait_for_hits,
-    wait_until,
-)
+from integration.harness import CUSTOMERS_TABLE, call_cli, run_cli, running_system, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Memcached, Pair
 from integration.servers.database import database_pair
 from integration.servers.program import InvalidatorProcess
@@ -64,9 +57,7 @@ def config_of(folder: Path, server: DatabaseServer, *nodes: str, **options: Any)
     return write_config(folder, server.flavor, settings.pop("url", server.url), nodes, **settings)
 
 
-def test_a_system_as_it_should_be(
-    pair: Pair, primary: DatabaseServer, memcached: Memcached, tmp_path: Path
-) -> None:
+def test_a_system_as_it_should_be(pair: Pair, primary: DatabaseServer, memcached: Memcached, tmp_path: Path) -> None:
     path = config_of(tmp_path, primary, memcached.address, replicas=[pair.replica.url])
     code, findings = check(path)
     assert code == OK
@@ -119,9 +110,7 @@ def test_a_read_only_primary(primary: DatabaseServer, memcached: Memcached, tmp_
             primary.execute("SET GLOBAL read_only = 0")
 
 
-def test_a_token_file_and_a_port(
-    primary: DatabaseServer, memcached: Memcached, tmp_path: Path, port: int
-) -> None:
+def test_a_token_file_and_a_port(primary: DatabaseServer, memcached: Memcached, tmp_path: Path, port: int) -> None:
     listen = f'[http]\nlisten = "127.0.0.1:{port}"\n'
     path = config_of(tmp_path, primary, memcached.address, extra=listen + 'token_file = "nowhere"\n')
     assert "http.token_file" in errors(path, USAGE)
@@ -162,9 +151,7 @@ def test_a_server_whose_sessions_read_the_past(tmp_path: Path, pair: Pair) -> No
 
 
 @pytest.mark.parametrize("flavor", ["mariadb"], indirect=True)  # a server_uuid of MySQL is of its data
-def test_a_primary_with_another_identity(
-    primary: DatabaseServer, memcached: Memcached, tmp_path: Path
-) -> None:
+def test_a_primary_with_another_identity(primary: DatabaseServer, memcached: Memcached, tmp_path: Path) -> None:
     """Of the same server: `check` reports it before a start."""
     path = config_of(tmp_path, primary, memcached.address)
 
@@ -210,9 +197,7 @@ def test_a_node_that_a_neighbour_has_filled_is_told_as_such(primary: DatabaseSer
             wait_until(lambda: told in invalidator.log(), "it says so", invalidator.log)
             assert "another invalidator" not in invalidator.log()
             node.ask("flush_all")
-            wait_until(
-                lambda: read_nodes(load_config(path))[0]["state"] == "open", "it is joined", invalidator.log
-            )
+            wait_until(lambda: read_nodes(load_config(path))[0]["state"] == "open", "it is joined", invalidator.log)
         finally:
             invalidator.stop()
 
@@ -220,10 +205,7 @@ def test_a_node_that_a_neighbour_has_filled_is_told_as_such(primary: DatabaseSer
 def fill(node: Memcached, size: int) -> None:
     """Items of a neighbour, until the node takes no more of them."""
     value = b"x" * size
-    with (
-        socket.create_connection(("127.0.0.1", node.port), 5) as connection,
-        connection.makefile("rb") as answers,
-    ):
+    with socket.create_connection(("127.0.0.1", node.port), 5) as connection, connection.makefile("rb") as answers:
         for number in range(200_000):
             connection.sendall(b"set neighbour-%d-%d 0 0 %d\r\n%b\r\n" % (size, number, size, value))
             if answers.readline() != b"STORED\r\n":
@@ -231,13 +213,9 @@ def fill(node: Memcached, size: int) -> None:
     raise AssertionError("it is never full")
 
 
-def test_one_database_of_two_that_is_down(
-    primary: DatabaseServer, memcached: Memcached, tmp_path: Path
-) -> None:
+def test_one_database_of_two_that_is_down(primary: DatabaseServer, memcached: Memcached, tmp_path: Path) -> None:
     """It is a finding, and what is wrong with the other one is found all the same."""
-    path = config_of(
-        tmp_path, primary, memcached.address, objects=CUSTOMER + 'keyspace = "shop"\n', extra=OTHER
-    )
+    path = config_of(tmp_path, primary, memcached.address, objects=CUSTOMER + 'keyspace = "shop"\n', extra=OTHER)
     assert "127.0.0.1:1: connecting" in errors(path, UPSTREAM)
     path.write_text(path.read_text().replace('"customers"', '"custmers"'))
     found = errors(path, USAGE)
@@ -271,9 +249,7 @@ def test_a_domain_of_a_previous_source_is_no_hindrance(tmp_path: Path) -> None:
             cache.close()
 
 
-def test_a_domain_that_the_primary_has_and_a_replica_does_not_show(
-    tmp_path: Path, memcached: Memcached
-) -> None:
+def test_a_domain_that_the_primary_has_and_a_replica_does_not_show(tmp_path: Path, memcached: Memcached) -> None:
     with database_pair("mariadb") as pair:
         pair.primary.execute(CUSTOMERS_TABLE, database="shop")
         pair.wait_caught_up()

@@ -28,9 +28,7 @@ from integration.harness import (
 from integration.servers import Pair
 
 USAGE = 2
-NUMBER_TABLE = (
-    "CREATE TABLE tags (kind VARCHAR(20) COLLATE utf8mb4_bin, code BINARY(2), PRIMARY KEY (kind, code))"
-)
+NUMBER_TABLE = "CREATE TABLE tags (kind VARCHAR(20) COLLATE utf8mb4_bin, code BINARY(2), PRIMARY KEY (kind, code))"
 TAG = '[objects.tag]\ntable = "tags"\n'
 
 
@@ -215,9 +213,7 @@ def test_the_http_service(system: System, port: int) -> None:
     assert sample("freshness_nodes_configured", "") == 2
     assert sample("freshness_nodes_joined") == 2
     # The nodes are open before all stripes are there
-    wait_until(
-        lambda: sample("freshness_nodes_complete") == 2, "the stripes are there", system.invalidator.log_tail
-    )
+    wait_until(lambda: sample("freshness_nodes_complete") == 2, "the stripes are there", system.invalidator.log_tail)
     assert sample("freshness_stripes_configured", "") == STRIPES
     assert sample("freshness_stripes_restored_total") == 2 * STRIPES
     assert sample("freshness_stream_open") == 1
@@ -232,10 +228,7 @@ def test_the_http_service(system: System, port: int) -> None:
     wait_until(lambda: fetch(port, "/readyz")[0] == 503, "a node is missed", system.describe)
     assert json.loads(fetch(port, "/readyz")[1])["nodes_not_joined"] == [f"{down.address} shop/-"]
     assert fetch(port, "/healthz")[0] == 200
-    assert [node["state"] for node in json.loads(fetch(port, "/v1/status")[1])["nodes"]] == [
-        "unavailable",
-        "open",
-    ]
+    assert [node["state"] for node in json.loads(fetch(port, "/v1/status")[1])["nodes"]] == ["unavailable", "open"]
     down.start()
     wait_until(lambda: fetch(port, "/readyz")[0] == 200, "all nodes are joined again", system.describe)
     assert system.invalidator.terminate() == 0

@@ -230,10 +230,7 @@ def make_late(pair: Pair, page: Dashboard) -> None:
 def test_the_server_whose_log_is_read_lags(own_pair: Pair, tmp_path: Path, look: Open) -> None:
     # Leases are renewed until the heartbeat is 6 s old
     bounds = {"max_staleness_seconds": 2 * LEASE_SECONDS + FLOW_SECONDS_MAX + 6}
-    with system_with_page(own_pair, tmp_path, cache=bounds, stream={"replica_choice": "slowest"}) as (
-        system,
-        port,
-    ):
+    with system_with_page(own_pair, tmp_path, cache=bounds, stream={"replica_choice": "slowest"}) as (system, port):
         page = look(port)
         page.wait_for("All is well")
         make_late(own_pair, page)
@@ -299,9 +296,7 @@ QUICK: Final = ViewPolicy(period_seconds=0.2)
 
 
 @contextmanager
-def page_of(
-    tmp_path: Path, overview: dict[str, Any], *, policy: ViewPolicy = QUICK, **options: Any
-) -> Iterator[int]:
+def page_of(tmp_path: Path, overview: dict[str, Any], *, policy: ViewPolicy = QUICK, **options: Any) -> Iterator[int]:
     """The real service, with an overview that the test makes up."""
     path = tmp_path / "freshness.toml"
     path.write_text(
@@ -319,9 +314,7 @@ def page_of(
         service.stop()
 
 
-MARKUP: Final = (
-    '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'"><b>bold</b>'
-)
+MARKUP: Final = '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'"><b>bold</b>'
 LONG: Final = "x" * 400
 NOTHING: Final[dict[str, Any]] = {
     "version": "1", "namespace": "shop", "topology": 1, "summary": "All is well", "problems": [], "shards": [],
@@ -403,15 +396,7 @@ def make_hostile(text: str) -> dict[str, Any]:
 def test_data_is_text_and_nothing_else(tmp_path: Path, look: Open, text: str) -> None:
     with page_of(tmp_path, make_hostile(text)) as port:
         page = look(port)
-        for selector in (
-            "#verdict",
-            "#problems",
-            "#shards",
-            "#nodes",
-            "#reshards",
-            "#troubles",
-            "#namespace",
-        ):
+        for selector in ("#verdict", "#problems", "#shards", "#nodes", "#reshards", "#troubles", "#namespace"):
             page.wait_for(text, selector=selector)
         assert page.ask("document.title") != "taken"
         assert page.ask("document.querySelectorAll('b, img, main script').length") == 0

@@ -35,9 +35,7 @@ class Scene:
         self.previous.execute("INSERT INTO customers VALUES (1, 'a', 1)", database="shop")
         self.configure(self.previous)
 
-    def configure(
-        self, primary: DatabaseServer, *replicas: DatabaseServer, shard: Mapping[str, Any] = {}
-    ) -> None:
+    def configure(self, primary: DatabaseServer, *replicas: DatabaseServer, shard: Mapping[str, Any] = {}) -> None:
         urls = [replica.url for replica in replicas]
         self.path = write_config(
             self.folder,

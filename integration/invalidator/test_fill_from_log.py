@@ -85,9 +85,7 @@ def test_a_statement_behind_a_change_leaves_no_entry_from_the_log(pair: Pair, tm
             system.invalidator.resume()
         system.wait_covered()
         wait_until(
-            lambda: set(cache.get_many("customer", KEYS).values()) == {None},
-            "no row is left",
-            system.describe,
+            lambda: set(cache.get_many("customer", KEYS).values()) == {None}, "no row is left", system.describe
         )
         system.execute("ALTER TABLE customers ADD COLUMN w INT NOT NULL DEFAULT 9")
         system.execute("INSERT INTO customers VALUES (1, 'new', 1, 2)")
@@ -102,10 +100,7 @@ def test_a_statement_behind_a_change_leaves_no_entry_from_the_log(pair: Pair, tm
 @pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_rows_of_hot_keys_only_go_forward_while_invalidators_die(pair: Pair, tmp_path: Path) -> None:
     """Two invalidators race for each entry, and one of them is killed again and again."""
-    with (
-        filled_system(pair, tmp_path) as (system, cache),
-        InvalidatorProcess(system.config_path) as second,
-    ):
+    with filled_system(pair, tmp_path) as (system, cache), InvalidatorProcess(system.config_path) as second:
         wait_until(second.is_streaming, "the second streams", second.log_tail)
         is_over = threading.Event()
         failures: list[str] = []

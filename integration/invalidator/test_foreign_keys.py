@@ -83,11 +83,7 @@ def test_rows_that_a_foreign_key_changes_are_not_lost(server: DatabaseServer) ->
         "UPDATE parent SET id = 3 WHERE id = 2",
         "DELETE FROM child WHERE id = 20",
     )
-    assert [touched_by(each) for each in received] == [
-        {"child", "grandchild"},
-        {"child"},
-        {"child", "grandchild"},
-    ]
+    assert [touched_by(each) for each in received] == [{"child", "grandchild"}, {"child"}, {"child", "grandchild"}]
 
 
 def test_a_change_that_reaches_no_key_raises_nothing(server: DatabaseServer) -> None:

@@ -90,9 +90,7 @@ def test_each_token_opens_its_own_and_no_secret_is_shown(
             monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))
             check_stream(asker.url, tmp_path / "reports", primary.execute)
             check = call_cli("check", "-c", path)
-            assert "http.listen" not in check.stdout, (
-                "an invalidator that serves its port over TLS is no finding"
-            )
+            assert "http.listen" not in check.stdout, "an invalidator that serves its port over TLS is no finding"
             shown = [check.stdout, check.stderr, *show_with_errors(asker, path, url)]
             shown.append(Path(f"/proc/{invalidator.pid}/cmdline").read_text())
         shown += [invalidator.log(), *asker.answers]
@@ -145,9 +143,7 @@ def show_with_errors(asker: Asker, path: Path, url: str) -> list[str]:
         wrong.write_text(config.replace(previous, present))
         for verb in ("check", "run"):
             ended = (
-                run_cli(verb, "-c", wrong, "--log-level", "debug")
-                if verb == "run"
-                else call_cli(verb, "-c", wrong)
+                run_cli(verb, "-c", wrong, "--log-level", "debug") if verb == "run" else call_cli(verb, "-c", wrong)
             )
             assert ended.returncode != 0
             shown += [ended.stdout, ended.stderr]
@@ -158,10 +154,7 @@ def show_with_errors(asker: Asker, path: Path, url: str) -> list[str]:
         ("operator", b'{"' + SECRETS["other"].encode() * 3),
         (
             "operator",
-            {
-                "topology": 2,
-                "keyspaces": {"shop": {"flavor": "mysql", "shards": [{"primary": url}], "x": url}},
-            },
+            {"topology": 2, "keyspaces": {"shop": {"flavor": "mysql", "shards": [{"primary": url}], "x": url}}},
         ),
         ("grafana", {"topology": 2, "keyspaces": {}}),
     ):

@@ -59,9 +59,7 @@ def read_log(server: DatabaseServer, start: Position) -> list[bytes]:
                 check_sum(packet)
                 parse_gtid = GTID_EVENTS.get(packet[5])
                 if parse_gtid is not None:
-                    position = position.union(
-                        parse_gtid(events.parse_event(packet, has_checksum=True)).position
-                    )
+                    position = position.union(parse_gtid(events.parse_event(packet, has_checksum=True)).position)
     return received
 
 
@@ -168,9 +166,7 @@ OTHER_TYPES: dict[str, Value] = {
     "DOUBLE": lambda chance: f"{chance.uniform(-9, 9)}",
     **{f"TIME({digits})": (lambda chance: f"'-{random_time(chance)}'") for digits in range(7)},
     **{
-        f"TIMESTAMP({digits}) NULL": (
-            lambda chance: f"'{chance.randrange(1990, 2030)}-01-02 {random_time(chance)}'"
-        )
+        f"TIMESTAMP({digits}) NULL": (lambda chance: f"'{chance.randrange(1990, 2030)}-01-02 {random_time(chance)}'")
         for digits in range(7)
     },
     "BIT(1)": lambda chance: "b'1'",
@@ -281,9 +277,7 @@ def select_all(connection: Connection, columns: Sequence[Column]) -> Counter[tup
         return Counter(cursor.fetchall())
 
 
-def items_of_rows(
-    rows: Iterator[tuple[Any, ...]], names: Sequence[str], definition: ObjectDefinition
-) -> set[bytes]:
+def items_of_rows(rows: Iterator[tuple[Any, ...]], names: Sequence[str], definition: ObjectDefinition) -> set[bytes]:
     items = set()
     for row in rows:
         shown = dict(zip(names, row, strict=True))
@@ -295,9 +289,7 @@ def items_of_rows(
 
 def random_statements(chance: random.Random, columns: Sequence[Column]) -> Iterator[str]:
     def insert(verb: str, count: int) -> str:
-        rows = ", ".join(
-            f"({', '.join(column.random_value(chance) for column in columns)})" for _ in range(count)
-        )
+        rows = ", ".join(f"({', '.join(column.random_value(chance) for column in columns)})" for _ in range(count))
         return f"{verb} goods VALUES {rows}"
 
     def insert_alike(count: int) -> str:
@@ -352,9 +344,7 @@ def test_items_are_those_of_the_full_decoding_and_of_the_server(
             names = [column.name for column in columns]
             keys = ", ".join(quote_name(column.name) for column in columns if column.is_key)
             cursor.execute("DROP TABLE IF EXISTS goods")
-            cursor.execute(
-                f"CREATE TABLE goods ({', '.join(c.definition for c in columns)}, PRIMARY KEY ({keys}))"
-            )
+            cursor.execute(f"CREATE TABLE goods ({', '.join(c.definition for c in columns)}, PRIMARY KEY ({keys}))")
             definitions = {
                 key: definition
                 for key in ((), *((name,) for name in names))
@@ -405,9 +395,7 @@ def _compare(
             counts["full" if items == of_full else "not as the library"] += 1
     if not decoded.problems:
         # A REPLACE with one key twice logs a row that nobody sees.
-        assert decoded.items == expected or (statement.startswith("REPLACE") and decoded.items >= expected), (
-            statement
-        )
+        assert decoded.items == expected or (statement.startswith("REPLACE") and decoded.items >= expected), statement
         counts["server"] += 1
 
 
@@ -415,19 +403,7 @@ def _compare(
 
 CHARSETS = [
     *("ascii", "big5", "cp1250", "cp1251", "cp1256", "cp1257", "cp850", "cp852", "cp866", "cp932", "dec8"),
-    *(
-        "euckr",
-        "eucjpms",
-        "gb2312",
-        "gbk",
-        "geostd8",
-        "greek",
-        "hebrew",
-        "hp8",
-        "armscii8",
-        "keybcs2",
-        "koi8r",
-    ),
+    *("euckr", "eucjpms", "gb2312", "gbk", "geostd8", "greek", "hebrew", "hp8", "armscii8", "keybcs2", "koi8r"),
     *("koi8u", "latin1", "latin2", "latin5", "latin7", "macce", "macroman", "sjis", "swe7", "tis620", "ucs2"),
     *("ujis", "utf16", "utf16le", "utf32", "utf8mb3", "utf8mb4"),
 ]
@@ -437,17 +413,10 @@ UNTOLD = {"armscii8", "eucjpms", "geostd8", "keybcs2", "swe7", "ujis"}
 
 def test_characters_of_every_character_set_are_told_as_the_server_shows_them(pair: Pair) -> None:
     server = pair.primary
-    codes = [
-        *range(0x20, 0x3000),
-        *range(0x3000, 0xD800, 7),
-        *range(0xE000, 0xFFFE, 5),
-        *range(0x10000, 0x10050),
-    ]
+    codes = [*range(0x20, 0x3000), *range(0x3000, 0xD800, 7), *range(0xE000, 0xFFFE, 5), *range(0x10000, 0x10050)]
     with connect(address_of(server), read_timeout_seconds=20.0) as connection, connection.cursor() as cursor:
         cursor.execute("SET sql_mode = ''")
-        cursor.execute(
-            "CREATE TEMPORARY TABLE every (id INT PRIMARY KEY, k VARCHAR(4) CHARACTER SET utf8mb4)"
-        )
+        cursor.execute("CREATE TEMPORARY TABLE every (id INT PRIMARY KEY, k VARCHAR(4) CHARACTER SET utf8mb4)")
         cursor.executemany(
             "INSERT INTO every VALUES (%s, %s)", [(number, chr(code)) for number, code in enumerate(codes)]
         )
@@ -520,10 +489,7 @@ def test_both_kinds_of_source_find_the_same_keys(pair: Pair, piece_rows: int | N
         definitions = definitions_of(connection, "goods", "child")
         [owner] = key_columns(connection, "shop", "goods", ("owner",))
         [parent] = key_columns(connection, "shop", "child", ("goods_id",))
-        for name, columns in (
-            ("by_owner", {"goods": (owner,)}),
-            ("both", {"goods": (owner,), "child": (parent,)}),
-        ):
+        for name, columns in (("by_owner", {"goods": (owner,)}), ("both", {"goods": (owner,), "child": (parent,)})):
             builder = KeyBuilder("n", name, [owner])
             named = SimpleNamespace(name=name)
             definitions[name] = ObjectDefinition(cast(Any, named), cast(Any, None), builder, columns)
@@ -568,16 +534,10 @@ def test_both_kinds_of_source_find_the_same_keys(pair: Pair, piece_rows: int | N
 
 def test_an_event_over_several_packets_gives_its_key(pair: Pair) -> None:
     server = pair.primary
-    run(
-        server,
-        "CREATE TABLE goods (v LONGTEXT, id INT PRIMARY KEY)",
-        "SET GLOBAL max_allowed_packet = 67108864",
-    )
+    run(server, "CREATE TABLE goods (v LONGTEXT, id INT PRIMARY KEY)", "SET GLOBAL max_allowed_packet = 67108864")
     with connect(address_of(server)) as connection:
         definitions = definitions_of(connection)
     with streaming(server, definitions=definitions) as stream:
-        run(
-            server, "INSERT INTO goods VALUES (REPEAT('x', 40000000), 7)", "UPDATE goods SET id = 8, v = NULL"
-        )
+        run(server, "INSERT INTO goods VALUES (REPEAT('x', 40000000), 7)", "UPDATE goods SET id = 8, v = NULL")
         received = stream.read_up_to(head_of(server))
     assert [each.items for each in received] == [(b"n:goods:7",), (b"n:goods:7", b"n:goods:8")]

@@ -12,15 +12,7 @@ import pytest
 
 from appclient import Cache, SourceUnavailable
 from integration.configuration import write_config
-from integration.harness import (
-    CACHE,
-    CUSTOMERS_TABLE,
-    STREAM,
-    WAIT_SECONDS,
-    call_cli,
-    wait_for_hits,
-    wait_until,
-)
+from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
 from integration.servers import Flavor, Memcached, Pair
 from integration.servers.database import make_database
 from integration.servers.program import InvalidatorProcess
@@ -78,9 +70,7 @@ def test_a_database_that_is_down_at_the_start_keeps_no_other_keyspace_waiting(
             with pytest.raises(SourceUnavailable, match=f"127.0.0.1:{other.port}"):
                 cache.get("goods", 1)
             assert cache.get("customer", 1, explain=True).is_hit
-            wait_until(
-                lambda: "other/- waits for its database" in invalidator.log(), "it says so", invalidator.log
-            )
+            wait_until(lambda: "other/- waits for its database" in invalidator.log(), "it says so", invalidator.log)
             look_at_one_that_waits(path, port, other.port)
             other.start()
             wait_for_hits(cache, "goods", [1], invalidator.log)

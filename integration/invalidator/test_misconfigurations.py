@@ -50,11 +50,7 @@ TABLES: Final = (
     "CREATE TABLE child (id BIGINT PRIMARY KEY, c BIGINT,"
     " FOREIGN KEY (c) REFERENCES customers (id) ON DELETE CASCADE)",
 )
-DURABLE: Final = {
-    "sync_binlog": "1",
-    "innodb_flush_log_at_trx_commit": "1",
-    "binlog_expire_logs_seconds": "864000",
-}
+DURABLE: Final = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1", "binlog_expire_logs_seconds": "864000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +173,7 @@ def case(*rules: Rule, flavors: Sequence[Flavor] = BOTH) -> Callable[[Callable[[
 
 
 def wrong_variable(
-    rule: Rule,
-    name: str,
-    value: str,
-    flavors: Sequence[Flavor] = BOTH,
-    *,
-    of: str = "primary",
-    **options: Any,
+    rule: Rule, name: str, value: str, flavors: Sequence[Flavor] = BOTH, *, of: str = "primary", **options: Any
 ) -> None:
     @contextmanager
     def make(system: System) -> Iterator[Mapping[str, Any]]:
@@ -247,15 +237,9 @@ wrong_file(
     objects=PROFILE.replace('orders = "customer_id"', 'orders = "client_id"'),
 )
 wrong_file(
-    [Rule.REFUSED],
-    "a key that is not unique",
-    objects='[objects.by_name]\ntable = "customers"\nkey = "name"\n',
+    [Rule.REFUSED], "a key that is not unique", objects='[objects.by_name]\ntable = "customers"\nkey = "name"\n'
 )
-wrong_file(
-    [Rule.NO_INDEX],
-    "a member without an index",
-    objects=PROFILE.replace("orders", "bare"),
-)
+wrong_file([Rule.NO_INDEX], "a member without an index", objects=PROFILE.replace("orders", "bare"))
 wrong_file([Rule.ENGINE], "an engine without transactions", objects=CUSTOMER.replace("customers", "loose"))
 
 
@@ -302,10 +286,7 @@ def a_type_that_the_driver_does_not_know(system: System) -> Iterator[Mapping[str
 @case(Rule.COMPRESSION, flavors=MYSQL)
 def a_package_that_is_not_installed(system: System) -> Iterator[Mapping[str, Any]]:
     find = importlib.util.find_spec
-    with (
-        system.primary.setting("binlog_transaction_compression", "ON"),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with system.primary.setting("binlog_transaction_compression", "ON"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: None if name == "zstandard" else find(name))
         yield {}
 
@@ -330,10 +311,7 @@ def account(server: DatabaseServer, *grants: str) -> Iterator[str]:
 
 
 BEATS: Final = "CREATE, SELECT, INSERT, UPDATE, DELETE ON shop.*"
-MONITOR: Final[Mapping[Flavor, str]] = {
-    "mariadb": "BINLOG MONITOR, REPLICA MONITOR",
-    "mysql": "REPLICATION CLIENT",
-}
+MONITOR: Final[Mapping[Flavor, str]] = {"mariadb": "BINLOG MONITOR, REPLICA MONITOR", "mysql": "REPLICATION CLIENT"}
 
 
 @case(Rule.RIGHT)
@@ -405,9 +383,7 @@ def a_replica_that_is_the_primary(system: System) -> Iterator[Mapping[str, Any]]
 
 @case(Rule.TOPOLOGY)
 def a_later_topology(system: System) -> Iterator[Mapping[str, Any]]:
-    system.primary.execute(
-        f"INSERT INTO {HEARTBEAT_TABLE} VALUES ('=later', 7, 0, 0, 0, 'shop')", database="shop"
-    )
+    system.primary.execute(f"INSERT INTO {HEARTBEAT_TABLE} VALUES ('=later', 7, 0, 0, 0, 'shop')", database="shop")
     try:
         yield {}
     finally:
@@ -481,20 +457,13 @@ def a_write_to_the_replica(system: System) -> Iterator[Mapping[str, Any]]:
         if system.flavor == "mariadb":
             cursor.execute("SET gtid_domain_id = 9")
         cursor.execute("CREATE TABLE errant (id INT)")
-    [(uuid,)] = system.replica.execute(
-        "SELECT @@server_uuid" if system.flavor == "mysql" else "SELECT @@server_id"
-    )
+    [(uuid,)] = system.replica.execute("SELECT @@server_uuid" if system.flavor == "mysql" else "SELECT @@server_id")
     try:
         yield {}
     finally:
         if system.flavor == "mysql":
             with system.primary.connect() as connection, connection.cursor() as cursor:
-                for statement in (
-                    f"SET gtid_next = '{uuid}:1'",
-                    "BEGIN",
-                    "COMMIT",
-                    "SET gtid_next = 'AUTOMATIC'",
-                ):
+                for statement in (f"SET gtid_next = '{uuid}:1'", "BEGIN", "COMMIT", "SET gtid_next = 'AUTOMATIC'"):
                     cursor.execute(statement)
         else:
             system.replica.execute("FLUSH BINARY LOGS")
@@ -792,19 +761,11 @@ def test_what_is_safe_is_mended_on_request(system: System) -> None:
 
     path = system.write()
     system.primary.execute(f"DROP TABLE {HEARTBEAT_TABLE}", database="shop")
-    with (
-        system.primary.setting("binlog_row_metadata", "MINIMAL"),
-        system.primary.setting("sync_binlog", "0"),
-    ):
+    with system.primary.setting("binlog_row_metadata", "MINIMAL"), system.primary.setting("sync_binlog", "0"):
         wrong = {("row-metadata", False), ("heartbeat-table", False), ("sync-binlog", False)}
         assert say() == (4, wrong)
-        assert say("--fix") == (
-            0,
-            {("row-metadata", True), ("heartbeat-table", True), ("sync-binlog", False)},
-        )
-        assert system.primary.execute("SELECT @@global.binlog_row_metadata, @@global.sync_binlog") == [
-            ("FULL", 0)
-        ]
+        assert say("--fix") == (0, {("row-metadata", True), ("heartbeat-table", True), ("sync-binlog", False)})
+        assert system.primary.execute("SELECT @@global.binlog_row_metadata, @@global.sync_binlog") == [("FULL", 0)]
         assert say("--fix") == (0, {("sync-binlog", False)})
     system.beat()
     if system.flavor == "mysql":
@@ -814,10 +775,7 @@ def test_what_is_safe_is_mended_on_request(system: System) -> None:
 def test_a_remedy_that_is_refused_is_told(system: System) -> None:
     """The account may do everything but set variables."""
     rights = f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*"
-    with (
-        account(system.primary, rights, BEATS) as url,
-        system.primary.setting("binlog_row_metadata", "MINIMAL"),
-    ):
+    with account(system.primary, rights, BEATS) as url, system.primary.setting("binlog_row_metadata", "MINIMAL"):
         path = system.write(primary=url, replicas=[])
         ran = call_cli("check", "-c", path, "--fix")
         assert ran.returncode == 4

@@ -74,9 +74,7 @@ def test_a_server_as_it_should_be_has_no_error(server: DatabaseServer) -> None:
     ],
     indirect=["flavor"],
 )
-def test_each_bad_setting_is_found(
-    server: DatabaseServer, name: str, value: str, expected: tuple[str, str]
-) -> None:
+def test_each_bad_setting_is_found(server: DatabaseServer, name: str, value: str, expected: tuple[str, str]) -> None:
     with server.setting("sync_binlog", "1"):
         assert expected not in found([finding for finding in check(server) if name in finding.message])
     with server.setting(name, value):
@@ -109,9 +107,7 @@ def test_rights_of_a_role_are_rights(server: DatabaseServer) -> None:
     server.execute("CREATE ROLE follower")
     server.execute("CREATE USER member@'%' IDENTIFIED BY 'member'")
     rights = (
-        "REPLICATION SLAVE, REPLICATION CLIENT"
-        if server.flavor == "mysql"
-        else "REPLICATION SLAVE, BINLOG MONITOR"
+        "REPLICATION SLAVE, REPLICATION CLIENT" if server.flavor == "mysql" else "REPLICATION SLAVE, BINLOG MONITOR"
     )
     try:
         server.execute(f"GRANT {rights} ON *.* TO follower")
@@ -186,9 +182,7 @@ def test_a_primary_that_does_not_log_what_it_replicates(pair: Pair, flavor: Flav
     assert ("error", "F111") not in found(check(pair.replica)), "it logs what it replicates"
 
 
-@pytest.mark.parametrize(
-    "option", ["--binlog-do-db=shop", "--binlog-do-db=other", "--binlog-ignore-db=mysql"]
-)
+@pytest.mark.parametrize("option", ["--binlog-do-db=shop", "--binlog-do-db=other", "--binlog-ignore-db=mysql"])
 def test_a_log_that_leaves_out_databases(flavor: Flavor, option: str) -> None:
     """Each of them can hide a statement on any table: its session's default database decides (F112)."""
     with own_server(flavor, option) as server:
@@ -303,9 +297,7 @@ def test_cascades_that_are_not_logged(server: DatabaseServer) -> None:
             # Rows of the parent delete rows of the child, which touches no id that the grandchild refers to.
             "grandchild": frozenset((Cause("shop", "child", "id"),))
         }
-        assert find_cascades(connection, "shop", ["child"]) == {
-            "child": frozenset((Cause("shop", "parent"),))
-        }
+        assert find_cascades(connection, "shop", ["child"]) == {"child": frozenset((Cause("shop", "parent"),))}
     # MariaDB: the stream raises the child, which costs hits. MySQL 9.6 and later logs the rows.
     expected = {("warning", "F23")} if server.flavor == "mariadb" else set()
     assert {item for item in found(check(server, "child")) if item[1] == "F23"} == expected
@@ -332,10 +324,7 @@ def test_cascades_of_innodb_itself_are_warned_of_on_mysql() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"user": "guarded", "password": "wrong"}, "Access denied"),
-        ({"database": "nowhere"}, "Unknown database"),
-    ],
+    [({"user": "guarded", "password": "wrong"}, "Access denied"), ({"database": "nowhere"}, "Unknown database")],
 )
 def test_what_an_operator_must_correct(server: DatabaseServer, change: dict[str, str], message: str) -> None:
     with pytest.raises(SourceUnsuitable, match=message) as caught:
@@ -395,9 +384,7 @@ def test_key_columns_come_in_the_order_of_the_key(server: DatabaseServer) -> Non
         ("a CHAR(5) CHARACTER SET ucs2 PRIMARY KEY", "ucs2"),
     ],
 )
-def test_a_key_that_cannot_be_spelled_is_refused(
-    server: DatabaseServer, definition: str, message: str
-) -> None:
+def test_a_key_that_cannot_be_spelled_is_refused(server: DatabaseServer, definition: str, message: str) -> None:
     server.execute(f"CREATE TABLE shop.k ({definition})")
     with connect(address_of(server)) as connection, pytest.raises(ConfigError, match=message) as caught:
         key_columns(connection, "shop", "k")

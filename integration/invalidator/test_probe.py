@@ -47,12 +47,7 @@ PATIENT: Final[dict[str, Any]] = {"lease_seconds": 10, "max_staleness_seconds": 
 
 @contextmanager
 def cached_system(
-    pair: Pair,
-    folder: Path,
-    *,
-    has_replica: bool = False,
-    kind: type[Memcached | Redis] = Memcached,
-    **cache: Any,
+    pair: Pair, folder: Path, *, has_replica: bool = False, kind: type[Memcached | Redis] = Memcached, **cache: Any
 ) -> Iterator[tuple[System, Cache]]:
     """Eight customers, all of them cached."""
     settings = {"backend": kind.technology, **cache}
@@ -70,9 +65,7 @@ def cached_system(
 
 
 @contextmanager
-def probing(
-    system: System, *, scales_seconds: tuple[float, ...] = SCALES, **plan: Any
-) -> Iterator[ProbeTally]:
+def probing(system: System, *, scales_seconds: tuple[float, ...] = SCALES, **plan: Any) -> Iterator[ProbeTally]:
     """A prober of all keys in a thread of this process; its first sweep is over."""
     config = load_config(system.config_path)
     stopping = threading.Event()
@@ -82,9 +75,7 @@ def probing(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(process.run)
         try:
-            wait_until(
-                lambda: process.tally.sweeps or running.done(), "the first sweep is over", system.describe
-            )
+            wait_until(lambda: process.tally.sweeps or running.done(), "the first sweep is over", system.describe)
             yield process.tally
         finally:
             stopping.set()
@@ -123,15 +114,11 @@ def test_a_row_that_was_changed_outside_the_log_is_found_and_its_entry_removed(
         assert {key[1] for key, each in tally.verdicts.items() if key[2] == "loss" and each} == {SWEEP}
 
 
-def test_an_old_value_that_is_written_by_hand_is_found_at_the_scale_of_its_change(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_an_old_value_that_is_written_by_hand_is_found_at_the_scale_of_its_change(pair: Pair, tmp_path: Path) -> None:
     """No sweep comes along: the comparison that follows the change finds it."""
     with cached_system(pair, tmp_path) as (system, cache):
         # The last one is for a machine that takes long to plant the value.
-        with probing(
-            system, scales_seconds=(*SCALES, 10.0, 30.0), sweep_seconds=3600.0, repairs=True
-        ) as tally:
+        with probing(system, scales_seconds=(*SCALES, 10.0, 30.0), sweep_seconds=3600.0, repairs=True) as tally:
             system.execute("UPDATE customers SET v = 1 WHERE id = 5")
             system.wait_covered()
             wait_for_hits(cache, "customer", [5], system.describe)
@@ -141,11 +128,7 @@ def test_an_old_value_that_is_written_by_hand_is_found_at_the_scale_of_its_chang
             assert wait_for_hits(cache, "customer", KEYS, system.describe)[5].value["v"] == 1
         summary = ProbeSummary.of(tally)
         assert (summary.losses, summary.repaired, summary.not_repaired) == (1, 1, 0)
-        assert {key[1] for key, each in tally.verdicts.items() if key[2] == "loss" and each} <= {
-            "0.3",
-            "2",
-            "10",
-        }
+        assert {key[1] for key, each in tally.verdicts.items() if key[2] == "loss" and each} <= {"0.3", "2", "10"}
 
 
 @pytest.mark.slow
@@ -306,10 +289,7 @@ def sweep_two_shards(
     right = {name: values_of(cache, name, of_object) for name, of_object in keys.items()}
     rows = len(keys["customer"]) + len(keys["order"])
     code, clean = sweep(path)
-    assert (code, clean["right"], clean["uncomparable"]) == (0, rows, len(keys["profile"])), (
-        clean,
-        describe(),
-    )
+    assert (code, clean["right"], clean["uncomparable"]) == (0, rows, len(keys["profile"])), (clean, describe())
 
     config = load_config(path)
     items = sorted(plant_poison(config, keys[name][-1], name) for name in PLANTED)
@@ -321,9 +301,7 @@ def sweep_two_shards(
 
     for name in PLANTED:
         *good, bad = keys[name]
-        assert values_of(cache, name, good) == {key: right[name][key] for key in good}, (
-            "a good one was touched"
-        )
+        assert values_of(cache, name, good) == {key: right[name][key] for key in good}, "a good one was touched"
         assert not cache.get(name, bad, explain=True).is_hit
         assert wait_for_hits(cache, name, [bad], describe)[bad].value == right[name][bad]
     code, clean = sweep(path)

@@ -185,9 +185,7 @@ def test_a_kill_longer_than_the_lease_costs_no_cache(pair: Pair, tmp_path: Path)
         system.wait_resumable()
         lives = system.lives()
         system.invalidator.kill()
-        wait_until(
-            lambda: all(node["state"] == "lapsed" for node in system.status()), "the leases have run out"
-        )
+        wait_until(lambda: all(node["state"] == "lapsed" for node in system.status()), "the leases have run out")
         # Nobody vouches for what is cached, so it is not served, and nobody fills.
         refused = cache.get_many("customer", keys, explain=True)
         assert {each.outcome for each in refused.values()} == {ReadOutcome.NO_RECORD}
@@ -200,9 +198,7 @@ def test_a_kill_longer_than_the_lease_costs_no_cache(pair: Pair, tmp_path: Path)
         assert all(each.value["v"] == (1 if key < 5 else 0) for key, each in after.items())
 
 
-def test_sigterm_ends_with_0_and_the_next_start_goes_on_with_the_same_lives(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_sigterm_ends_with_0_and_the_next_start_goes_on_with_the_same_lives(pair: Pair, tmp_path: Path) -> None:
     with system_with_cache(pair, tmp_path) as (system, cache):
         keys = insert_customers(system, 20)
         wait_for_hits(cache, "customer", keys, system.describe)
@@ -315,9 +311,7 @@ def test_evicted_stripes_refuse_and_come_back_with_what_they_had(pair: Pair, tmp
             wait_until(read_without_stripes, "a read finds no stripe", system.describe)
             # The replica lacks the change all the while, and the stripes that come back have it.
             for key in keys:
-                wait_until(
-                    partial(system.find_stripe, "customer", key), "its stripe is back", system.describe
-                )
+                wait_until(partial(system.find_stripe, "customer", key), "its stripe is back", system.describe)
                 wait_for_outcome(cache, "customer", key, [ReadOutcome.BOUNDED], system.describe)
             assert system.find_stale("customer", keys) == (0, [])
         finally:
@@ -495,10 +489,7 @@ def test_every_line_of_a_log_in_json_is_an_object(pair: Pair, tmp_path: Path) ->
 
 @pytest.mark.parametrize("flavor", ONE_FLAVOR)
 def test_two_invalidators_one_paused_longer_than_the_lease(pair: Pair, tmp_path: Path) -> None:
-    with (
-        system_with_cache(pair, tmp_path) as (system, cache),
-        InvalidatorProcess(system.config_path) as second,
-    ):
+    with system_with_cache(pair, tmp_path) as (system, cache), InvalidatorProcess(system.config_path) as second:
         wait_until(second.is_streaming, "the second streams", second.log_tail)
         with Load(system, seed=5) as load:
             load.wait_writes(60)

@@ -57,9 +57,7 @@ class Load(threading.Thread):
                 key = KEYS[number % len(KEYS)]
                 with self.writing:
                     if self.primary is not None:
-                        self.primary.execute(
-                            f"UPDATE customers SET v = {number} WHERE id = {key}", database="shop"
-                        )
+                        self.primary.execute(f"UPDATE customers SET v = {number} WHERE id = {key}", database="shop")
                         self.written[key] = number
                 value = cache.get("customer", key)
                 assert value is not None
@@ -80,13 +78,7 @@ class Scene:
     """A pair whose replica is read-only, a node, and an invalidator that may adopt promotions."""
 
     def __init__(
-        self,
-        pair: Pair,
-        node: Memcached,
-        folder: Path,
-        *,
-        adopts: bool = True,
-        name: StableName | None = None,
+        self, pair: Pair, node: Memcached, folder: Path, *, adopts: bool = True, name: StableName | None = None
     ) -> None:
         self.pair, self.previous, self.present = pair, pair.primary, pair.replica
         self.previous.execute(CUSTOMERS_TABLE, database="shop")
@@ -101,9 +93,7 @@ class Scene:
         self.path = write_config(
             folder,
             self.previous.flavor,
-            self.previous.url
-            if name is None
-            else self.previous.url.replace(str(self.previous.port), str(name.port)),
+            self.previous.url if name is None else self.previous.url.replace(str(self.previous.port), str(name.port)),
             [node.address],
             replicas=replicas,
             shard={"adopt_promotions": adopts},
@@ -226,9 +216,7 @@ def test_two_writable_servers_are_refused(own_pair: Pair, memcached: Memcached, 
     with scene_of(own_pair, memcached, tmp_path) as (scene, load):
         load.stop()
         scene.promote()
-        wait_until(
-            lambda: "2 servers of shop/- are writable at a time" in scene.invalidator.log(), "it is told"
-        )
+        wait_until(lambda: "2 servers of shop/- are writable at a time" in scene.invalidator.log(), "it is told")
         wait_until(lambda: scene.state()["state"] != "open", "the lease has run out", scene.describe)
         for _ in range(3):
             found = scene.outcomes()
@@ -238,9 +226,7 @@ def test_two_writable_servers_are_refused(own_pair: Pair, memcached: Memcached, 
         wait_until(lambda: scene.state()["state"] == "open", "the node is open again", scene.describe)
 
 
-def test_a_promotion_that_may_not_be_adopted_is_not(
-    own_pair: Pair, memcached: Memcached, tmp_path: Path
-) -> None:
+def test_a_promotion_that_may_not_be_adopted_is_not(own_pair: Pair, memcached: Memcached, tmp_path: Path) -> None:
     with scene_of(own_pair, memcached, tmp_path, adopts=False) as (scene, load):
         load.stop()
         set_read_only(scene.previous, 1)

@@ -158,8 +158,7 @@ class Follower:
     def until_left(self, server: DatabaseServer) -> DatabaseServer:
         """Follow until another server serves and sends transactions. Return that server."""
         self.until(
-            lambda: self.source.serving not in (None, address_of(server)),
-            f"{server.port} is left for another",
+            lambda: self.source.serving not in (None, address_of(server)), f"{server.port} is left for another"
         )
         return self.serving()
 
@@ -253,9 +252,7 @@ def test_the_slowest_is_one_that_lags_within_the_bound(trio: Trio) -> None:
     trio.replicas[1].replicate_from(trio.primary, delay_seconds=2)
     follower = Follower(trio, "slowest", ReplicaBounds(lag_max=20.0, look=0.1))
     trio.begin_writing()
-    wait_until(
-        lambda: _heartbeat(trio.primary) - _heartbeat(trio.replicas[1]) > 1_000_000, "the replica lags"
-    )
+    wait_until(lambda: _heartbeat(trio.primary) - _heartbeat(trio.replicas[1]) > 1_000_000, "the replica lags")
     assert follower.serving() is trio.replicas[1]
     assert not follower.errors
     follower.finish()
@@ -363,9 +360,7 @@ def test_after_a_failover_the_stream_goes_on(follower: Follower) -> None:
     other.wait_caught_up(promoted)
     for _ in range(20):
         follower.step()
-    assert follower.acknowledged == before, (
-        "what a replica writes is errant until the configuration knows better"
-    )
+    assert follower.acknowledged == before, "what a replica writes is errant until the configuration knows better"
     follower.source.close()
     moved = Trio(promoted, [other, trio.primary], before)
     after = Follower(moved)
@@ -422,9 +417,7 @@ def test_a_replica_whose_log_would_lack_or_reorder_changes_is_found_out(
     own = {
         "LOG": "--log-slave-updates=0" if flavor == "mariadb" else "--log-replica-updates=0",
         "SKIP": "--slave-skip-errors=1062" if flavor == "mariadb" else "--replica-skip-errors=1062",
-        "PARALLEL": "--slave-parallel-threads=2"
-        if flavor == "mariadb"
-        else "--replica-preserve-commit-order=0",
+        "PARALLEL": "--slave-parallel-threads=2" if flavor == "mariadb" else "--replica-preserve-commit-order=0",
     }
     with ExitStack() as stack:
         primary = make_database(flavor, server_id=1)
@@ -452,9 +445,7 @@ def test_a_replica_whose_log_would_lack_or_reorder_changes_is_found_out(
 
 def test_the_account_of_the_invalidator_may_look_and_search(pair: Pair) -> None:
     """With no more than `invalidator check` asks for, and the heartbeat table."""
-    monitor = {"mariadb": "BINLOG MONITOR, REPLICA MONITOR", "mysql": "REPLICATION CLIENT"}[
-        pair.primary.flavor
-    ]
+    monitor = {"mariadb": "BINLOG MONITOR, REPLICA MONITOR", "mysql": "REPLICATION CLIENT"}[pair.primary.flavor]
     pair.primary.execute("CREATE USER IF NOT EXISTS low@'%' IDENTIFIED BY 'low'")
     pair.primary.execute(f"GRANT REPLICATION SLAVE, {monitor} ON *.* TO low@'%'")
     pair.primary.execute("GRANT SELECT ON shop.* TO low@'%'")

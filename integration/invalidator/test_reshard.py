@@ -183,9 +183,7 @@ class BusyRow(threading.Thread):
             return len(states) >= CACHED_CHANGES
 
         try:
-            wait_until(
-                is_cached, "the busy row is cached between its changes", lambda: f"{outcomes}\n{describe()}"
-            )
+            wait_until(is_cached, "the busy row is cached between its changes", lambda: f"{outcomes}\n{describe()}")
         finally:
             cache.close()
 
@@ -274,8 +272,7 @@ class Deployment:
     def wait_covered(self, shards: Sequence[Shard]) -> None:
         """Return when every node has acknowledged what these primaries have executed by now."""
         heads = {
-            lineage_of(shard): parse_position(shard.primary.flavor, shard.primary.executed())
-            for shard in shards
+            lineage_of(shard): parse_position(shard.primary.flavor, shard.primary.executed()) for shard in shards
         }
         wait_covered(self.config, heads, self.describe)
 
@@ -286,12 +283,9 @@ class Deployment:
         self.wait_covered(serving)
         config = self.config
         customers = {
-            key: {"customer_id": key, "name": n, "v": v}
-            for key, n, v in writer.expected["customers"].values()
+            key: {"customer_id": key, "name": n, "v": v} for key, n, v in writer.expected["customers"].values()
         }
-        orders = {
-            key: {"id": key, "customer_id": c, "total": t} for key, c, t in writer.expected["orders"].values()
-        }
+        orders = {key: {"id": key, "customer_id": c, "total": t} for key, c, t in writer.expected["orders"].values()}
 
         def profile(key: int) -> dict[str, Any]:
             row = customers.get(key)
@@ -304,11 +298,7 @@ class Deployment:
                 ],
             }
 
-        find: dict[str, Callable[[int], Any]] = {
-            "customer": customers.get,
-            "order": orders.get,
-            "profile": profile,
-        }
+        find: dict[str, Callable[[int], Any]] = {"customer": customers.get, "order": orders.get, "profile": profile}
         keys = {"customer": CUSTOMERS, "profile": CUSTOMERS, "order": range(1, writer.writes + 2)}
         live, stale = 0, []
         for name, key, value in live_entries(config, keys):
@@ -445,15 +435,9 @@ def test_two_shards_become_one_and_two_again_by_copies(flavor: Flavor, tmp_path:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
-def test_a_row_that_is_changed_all_the_time_is_cached_under_each_topology(
-    flavor: Flavor, tmp_path: Path
-) -> None:
+def test_a_row_that_is_changed_all_the_time_is_cached_under_each_topology(flavor: Flavor, tmp_path: Path) -> None:
     """F96: the demands of a replaced shard end with it, even if they are renewed every second."""
-    with (
-        deployment(flavor, tmp_path, ["-"]) as (made, router),
-        writing(router) as writer,
-        changing(router) as busy,
-    ):
+    with deployment(flavor, tmp_path, ["-"]) as (made, router), writing(router) as writer, changing(router) as busy:
         busy.wait_cached(made.path, made.describe)
         for names in (["-80", "80-"], ["-"]):
             reshard_under_load(made, router, writer, names, keeps_gtids=False)

@@ -134,9 +134,7 @@ def test_passwords_are_changed_while_programs_run(
         secured.node.change_password(FOLLOWING[USER])
         secured.node.restart()  # memcached leaves open connections alone
         # The servers have changed already, and the files not yet
-        wait_until(
-            lambda: "Access denied" in invalidator.log(), "the previous password is refused", invalidator.log
-        )
+        wait_until(lambda: "Access denied" in invalidator.log(), "the previous password is refused", invalidator.log)
         secured.write_passwords(FOLLOWING)
 
         secured.pair.primary.execute("UPDATE customers SET v = 7", database=SCHEMA)
@@ -159,12 +157,7 @@ def test_passwords_are_changed_while_programs_run(
         assert (status.returncode, check.returncode) == (0, 0), check.stdout
         command_line = Path(f"/proc/{pid}/cmdline").read_text()
         shown = [status.stdout, status.stderr, check.stdout, check.stderr, command_line, invalidator.log()]
-        shown += [
-            *capfd.readouterr(),
-            caplog.text,
-            repr(load_config(secured.config_path)),
-            repr(cache.config),
-        ]
+        shown += [*capfd.readouterr(), caplog.text, repr(load_config(secured.config_path)), repr(cache.config)]
         for secret in (*PREVIOUS.values(), *FOLLOWING.values()):
             assert secret not in "".join(shown)
 

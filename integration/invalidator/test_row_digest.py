@@ -94,10 +94,7 @@ TOLD: Final[tuple[tuple[str, str], ...]] = (
     ("INT INVISIBLE", "7"),
 )
 TOLD_MYSQL: Final = (("BINARY(16)", "x'01000000000000000000000000000000'"), ("JSON", "NULL"))
-TOLD_MARIADB: Final = (
-    ("JSON", "'{\"a\": 1}'"),
-    ("VARCHAR(20) CHARACTER SET utf8mb3", "'é'"),
-)
+TOLD_MARIADB: Final = (("JSON", "'{\"a\": 1}'"), ("VARCHAR(20) CHARACTER SET utf8mb3", "'é'"))
 UNTOLD: Final[tuple[tuple[str, str], ...]] = (
     ("TIMESTAMP NULL", "'0000-00-00 00:00:00'"),
     ("FLOAT", "0.1"),
@@ -151,11 +148,7 @@ def digests(server: DatabaseServer, columns: list[tuple[str, str]]) -> list[tupl
         row = read_row(changes[name].after, changes[name].shapes, layouts[name])
         assert row is None or encode_value(row) == encode_value(rows[name]), (kind, value, row, rows[name])
     return [
-        (
-            digest_image(changes[name].after, changes[name].shapes, layouts[name]),
-            rows[name],
-            changes[name].after,
-        )
+        (digest_image(changes[name].after, changes[name].shapes, layouts[name]), rows[name], changes[name].after)
         for name in names
     ]
 

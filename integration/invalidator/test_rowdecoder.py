@@ -113,9 +113,7 @@ def is_read_as(value: Any, shape: Shape, shown: Any, column: Column) -> bool:
     if value is UNREADABLE:
         return shown is not None and is_beyond_python(column, shown)
     if column.sql.startswith("JSON"):
-        return (shown is None and value is None) or (
-            shown is not None and is_same_json(value, json.loads(shown))
-        )
+        return (shown is None and value is None) or (shown is not None and is_same_json(value, json.loads(shown)))
     if shown is None or value is None:
         return value is shown
     if column.sql.startswith("FLOAT"):
@@ -271,9 +269,7 @@ KEYS: Final = ("PRIMARY KEY (rid)", "PRIMARY KEY (k, rid)", "UNIQUE KEY (rid)", 
 def create_table(connection: Connection, chance: random.Random, columns: Sequence[Column]) -> bool:
     """A table whose rows are distinguished by ``rid``; False if the server allows no such table."""
     lines = ["rid INT NOT NULL", "k VARCHAR(20) NOT NULL"]
-    lines += [
-        f"{quote_name(each.name)} {each.sql}{' NULL' if 'NULL' not in each.sql else ''}" for each in columns
-    ]
+    lines += [f"{quote_name(each.name)} {each.sql}{' NULL' if 'NULL' not in each.sql else ''}" for each in columns]
     chance.shuffle(lines)
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS goods")
@@ -292,8 +288,7 @@ def random_statements(chance: random.Random, columns: Sequence[Column]) -> Itera
 
     def insert(count: int) -> str:
         rows = ", ".join(
-            f"({next(rid)}, 'k{chance.randrange(9)}', "
-            f"{', '.join(each.random_value(chance) for each in columns)})"
+            f"({next(rid)}, 'k{chance.randrange(9)}', {', '.join(each.random_value(chance) for each in columns)})"
             for _ in range(count)
         )
         return f"INSERT INTO goods ({names}) VALUES {rows}"
@@ -341,9 +336,7 @@ def test_rows_of_random_tables_are_those_that_the_server_shows(pair: Pair) -> No
             if flavor == "mysql":
                 is_partial = chance.random() < 0.5
                 options = f"binlog_row_value_options = '{'PARTIAL_JSON' if is_partial else ''}'"
-                cursor.execute(
-                    f"SET {options}, binlog_transaction_compression = {chance.choice(('ON', 'OFF'))}"
-                )
+                cursor.execute(f"SET {options}, binlog_transaction_compression = {chance.choice(('ON', 'OFF'))}")
             if not create_table(connection, chance, columns):
                 continue
             counts["tables"] += 1
@@ -409,12 +402,7 @@ def _compare_change(
                 counts["partial"] += 1
                 continue
             expected = shown[rid][name]
-            assert is_read_as(value, shapes[name], expected, column), (
-                column.sql,
-                value,
-                expected,
-                shapes[name],
-            )
+            assert is_read_as(value, shapes[name], expected, column), (column.sql, value, expected, shapes[name])
             counts["values"] += 1
             counts["untold"] += value is UNREADABLE
 
@@ -495,7 +483,7 @@ EXTREMES_UNREADABLE: Final[Mapping[str, Sequence[str]]] = {
 """Literals that Python does not have."""
 
 JSON_EXTREMES: Final[Mapping[str, Sequence[str]]] = {
-    "JSON": ("'{}'", "'[]'", "'\"\"'", "'[null]'", "'18446744073709551615'", "'-0.0'", "'true'"),
+    "JSON": ("'{}'", "'[]'", "'\"\"'", "'[null]'", "'18446744073709551615'", "'-0.0'", "'true'")
 }
 JSON_UNREADABLE: Final[Mapping[str, Sequence[str]]] = {"JSON": ("'null'",)}
 
@@ -561,11 +549,7 @@ def test_extremes_of_each_type_are_what_a_select_shows(pair: Pair, flavor: Flavo
 def test_temporal_columns_of_old_mariadb(pair: Pair) -> None:
     """Without a fraction they are read. With one their width is not in the log: the table is raised."""
     server = pair.primary
-    values = {
-        "TIME": "'-12:34:56'",
-        "DATETIME": "'2024-02-29 12:34:56'",
-        "TIMESTAMP": "'2024-02-29 12:34:56'",
-    }
+    values = {"TIME": "'-12:34:56'", "DATETIME": "'2024-02-29 12:34:56'", "TIMESTAMP": "'2024-02-29 12:34:56'"}
     server.execute("SET GLOBAL mysql56_temporal_format = OFF")
     try:
         with connect(address_of(server), read_timeout_seconds=60.0) as connection:

@@ -73,8 +73,7 @@ class Story:
             run(server, "SET timestamp = 2000000000", "DELETE FROM goods WHERE id = 4")
             # A statement that began long before others that are committed before it
             slow = threading.Thread(
-                target=run,
-                args=(server, f"UPDATE goods SET v = SLEEP({LONG_STATEMENT_SECONDS}) WHERE id = 1"),
+                target=run, args=(server, f"UPDATE goods SET v = SLEEP({LONG_STATEMENT_SECONDS}) WHERE id = 1")
             )
             slow.start()
             for number in range(100, 115):
@@ -130,9 +129,7 @@ class Story:
         assert not failures
 
     def find(self, timestamp_us: int) -> Position:
-        return find_position(
-            address_of(self.server), self.server.flavor, timestamp_us, margin_seconds=MARGIN_SECONDS
-        )
+        return find_position(address_of(self.server), self.server.flavor, timestamp_us, margin_seconds=MARGIN_SECONDS)
 
     def stream(self, start: Position) -> list[Transaction]:
         with streaming(self.server, start) as stream:
@@ -161,9 +158,7 @@ def test_the_long_statement_and_the_long_transaction_are_streamed(story: Story) 
     seen = set()
     for timestamp_us, position in story.moments:
         streamed = [
-            (change.table, change.after)
-            for each in story.stream(story.find(timestamp_us))
-            for change in each.changes
+            (change.table, change.after) for each in story.stream(story.find(timestamp_us)) for change in each.changes
         ]
         for each in (slow, long):
             [place] = [transaction.position for transaction in story.whole if _holds(transaction, each[1])]
@@ -191,9 +186,7 @@ def test_how_much_comes_from_before(story: Story) -> None:
             assert all(time_us < times[0] for time_us in others), "what is not in order, and nothing else"
 
 
-def test_a_time_in_the_future_is_the_head_with_a_warning(
-    story: Story, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_time_in_the_future_is_the_head_with_a_warning(story: Story, caplog: pytest.LogCaptureFixture) -> None:
     future_us = time.time_ns() // 1000 + 3600 * SECOND_US
     with caplog.at_level(logging.WARNING):
         assert story.find(future_us) == head_of(story.server)

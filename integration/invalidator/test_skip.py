@@ -10,14 +10,7 @@ from pathlib import Path
 from zlib import crc32
 
 from integration.configuration import CUSTOMER
-from integration.harness import (
-    CUSTOMERS_TABLE,
-    ORDERS_TABLE,
-    System,
-    run_cli,
-    running_system,
-    wait_for_hits,
-)
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, run_cli, running_system, wait_for_hits
 from integration.servers import DatabaseServer, Pair
 from invalidator.binlog.wire.event import ROW_EVENTS
 from invalidator.stream.open import StreamOpener
@@ -53,9 +46,7 @@ def spoil_last_rows(server: DatabaseServer) -> None:
 def name_skip(system: System, gtid: str, tables: str) -> None:
     """Let the only shard's transaction pass."""
     with system.config_path.open("a") as file:
-        file.write(
-            f'[[keyspaces.shop.shards.skip]]\ngtid = "{gtid}"\n{tables}\nreason = "its rows are damaged"\n'
-        )
+        file.write(f'[[keyspaces.shop.shards.skip]]\ngtid = "{gtid}"\n{tables}\nreason = "its rows are damaged"\n')
 
 
 def read_hits(system: System, name: str) -> tuple[list[int], list[int]]:
@@ -64,15 +55,12 @@ def read_hits(system: System, name: str) -> tuple[list[int], list[int]]:
     found = cache.get_many(name, KEYS, explain=True)
     cache.close()
     return [key for key, each in found.items() if each.is_hit], [
-        next(value for column, value in each.value.items() if column in ("v", "total"))
-        for each in found.values()
+        next(value for column, value in each.value.items() if column in ("v", "total")) for each in found.values()
     ]
 
 
 def read_changes(system: System, since: str, count: int) -> list[dict[str, object]]:
-    result = run_cli(
-        "stream", "-c", system.config_path, "--since", since, "--count", str(count), "--no-heartbeats"
-    )
+    result = run_cli("stream", "-c", system.config_path, "--since", since, "--count", str(count), "--no-heartbeats")
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     return [line for line in lines if line["event"] == "update"]

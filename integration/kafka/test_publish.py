@@ -174,9 +174,7 @@ def finish(kafka: Kafka, topic: str, pair: Pair, number: int = 1_000_000) -> Non
     wait_until(lambda: is_there(kafka, topic, number), "the last row is published", seconds=READ_SECONDS)
 
 
-def assert_exactly_once(
-    kafka: Kafka, topic: str, pair: Pair, written: Sequence[int], last: int = 1_000_000
-) -> None:
+def assert_exactly_once(kafka: Kafka, topic: str, pair: Pair, written: Sequence[int], last: int = 1_000_000) -> None:
     """Each change of a row is there once; the keys are in order; and the last values are the table's."""
     messages = read_topic(kafka, topic)
     changes = values(messages)
@@ -202,12 +200,7 @@ def assert_exactly_once(
 
 
 def publish_through(
-    kafka: Kafka,
-    config_path: Path,
-    prefix: str,
-    pair: Pair,
-    disturb: Callable[[Publisher], None],
-    *options: str,
+    kafka: Kafka, config_path: Path, prefix: str, pair: Pair, disturb: Callable[[Publisher], None], *options: str
 ) -> Sequence[int]:
     """Publish rows that are written all the while that ``disturb`` does its work, and a last one."""
     tables = ("--tables", "goods", *options)
@@ -237,9 +230,7 @@ def test_rows_come_once_though_the_publisher_is_killed(
     assert_exactly_once(kafka, f"{prefix}.shop.goods", pair, written)
 
 
-def test_rows_come_once_though_the_broker_is_killed(
-    pair: Pair, kafka: Kafka, config_path: Path, prefix: str
-) -> None:
+def test_rows_come_once_though_the_broker_is_killed(pair: Pair, kafka: Kafka, config_path: Path, prefix: str) -> None:
     def kill(publisher: Publisher) -> None:
         kafka.restart()
         assert publisher.is_running(), publisher.log_tail()
@@ -248,9 +239,7 @@ def test_rows_come_once_though_the_broker_is_killed(
     assert_exactly_once(kafka, f"{prefix}.shop.goods", pair, written)
 
 
-def test_a_second_publisher_fences_the_first(
-    pair: Pair, kafka: Kafka, config_path: Path, prefix: str
-) -> None:
+def test_a_second_publisher_fences_the_first(pair: Pair, kafka: Kafka, config_path: Path, prefix: str) -> None:
     first = Publisher(kafka, config_path, prefix, "--tables", "goods", "--since", "now")
     with first, Load(pair.primary, seed=1) as load:
         load.wait_more(30)

@@ -54,9 +54,7 @@ class Authority:
         files.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files.key.write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
         )
         return files

@@ -29,9 +29,7 @@ class ChromeDriver(ServerProcess):
     technology = "chromedriver"
 
     def command(self) -> list[str]:
-        homes = [
-            f"{name}={self.directory}" for name in ("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
-        ]
+        homes = [f"{name}={self.directory}" for name in ("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")]
         return ["/usr/bin/env", *homes, get_program("chromedriver", "browser"), f"--port={self.port}"]
 
     @property

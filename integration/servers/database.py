@@ -51,9 +51,7 @@ class DatabaseServer(ServerProcess):
 
     flavor: Flavor
 
-    def __init__(
-        self, directory: Path | None = None, *, server_id: int = 1, options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, directory: Path | None = None, *, server_id: int = 1, options: Sequence[str] = ()) -> None:
         super().__init__(directory)
         self.server_id = server_id
         self._options = tuple(options)
@@ -181,12 +179,9 @@ class DatabaseServer(ServerProcess):
         """
         position = primary.executed()
         if position and not self._wait_executed(position, CATCH_UP_SECONDS):
-            status = {
-                name: value for name, value in self.replication_status().items() if value not in (None, "")
-            }
+            status = {name: value for name, value in self.replication_status().items() if value not in (None, "")}
             raise ServerFailed(
-                f"{self.technology} {self.port} did not reach {position} within {CATCH_UP_SECONDS:.0f} s:"
-                f" {status}",
+                f"{self.technology} {self.port} did not reach {position} within {CATCH_UP_SECONDS:.0f} s: {status}",
                 hint="look at Last_SQL_Error and the configured delay",
             )
 

@@ -76,9 +76,7 @@ class Kafka(ServerProcess):
         with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS):
             pass
         try:
-            return bool(
-                AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=ANSWER_SECONDS).brokers
-            )
+            return bool(AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=ANSWER_SECONDS).brokers)
         except KafkaException as error:
             raise OSError(str(error)) from error
 

@@ -68,11 +68,7 @@ class MariadbServer(DatabaseServer):
         users = run_directory() / "users.sql"
         # The bootstrap server runs without the grant tables until they are loaded.
         users.write_text(f"FLUSH PRIVILEGES;\n{USERS}")
-        install = [
-            get_program("mariadb-install-db"),
-            "--no-defaults",
-            "--auth-root-authentication-method=normal",
-        ]
+        install = [get_program("mariadb-install-db"), "--no-defaults", "--auth-root-authentication-method=normal"]
         install += ["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=4M", *_as_user()]
         install += [f"--extra-file={users}", f"--datadir={directory}"]
         temporary = run_directory() / "template-tmp"

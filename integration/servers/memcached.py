@@ -19,13 +19,7 @@ class Memcached(ServerProcess):
     technology = "memcached"
     product = "memcached"
 
-    def __init__(
-        self,
-        directory: Path | None = None,
-        *,
-        memory_mb: int = 64,
-        options: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, directory: Path | None = None, *, memory_mb: int = 64, options: Sequence[str] = ()) -> None:
         super().__init__(directory)
         self._memory_mb = memory_mb
         self._options = tuple(options)

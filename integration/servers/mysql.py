@@ -118,12 +118,7 @@ class MysqlServer(DatabaseServer):
         users = directory.parent / "users.sql"
         # Statements of an init file must each be on a line of their own.
         users.write_text(self.users)
-        initialize = [
-            *self._program(),
-            "--initialize-insecure",
-            f"--datadir={directory}",
-            f"--init-file={users}",
-        ]
+        initialize = [*self._program(), "--initialize-insecure", f"--datadir={directory}", f"--init-file={users}"]
         result = subprocess.run(
             [*initialize, get_mysql().small_redo_log], capture_output=True, text=True, check=False
         )

@@ -239,11 +239,7 @@ class ServerProcess(ABC):
         while True:
             if not self.is_running():
                 # Somebody took the port between the look and the bind. A known port is not given up.
-                if (
-                    not self._was_ready
-                    and attempts < PORT_ATTEMPTS_MAX
-                    and "in use" in self.log_tail().lower()
-                ):
+                if not self._was_ready and attempts < PORT_ATTEMPTS_MAX and "in use" in self.log_tail().lower():
                     attempts += 1
                     self._end()
                     self.log_path.write_bytes(b"")
@@ -266,8 +262,7 @@ class ServerProcess(ABC):
 
     def _failure(self, what: str) -> ServerFailed:
         return ServerFailed(
-            f"{self.technology} on 127.0.0.1:{self.port} {what}; the end of {self.log_path}:"
-            f"\n{self.log_tail()}",
+            f"{self.technology} on 127.0.0.1:{self.port} {what}; the end of {self.log_path}:\n{self.log_tail()}",
             hint=f"command: {' '.join(self.command())}",
         )
 

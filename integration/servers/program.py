@@ -24,14 +24,7 @@ class PythonProgram(ServerProcess):
         self._arguments = arguments
 
     def command(self) -> list[str]:
-        return [
-            "/usr/bin/env",
-            f"PYTHONPATH={CHECKOUT}",
-            sys.executable,
-            "-X",
-            "faulthandler",
-            *self._arguments,
-        ]
+        return ["/usr/bin/env", f"PYTHONPATH={CHECKOUT}", sys.executable, "-X", "faulthandler", *self._arguments]
 
 
 class InvalidatorProcess(PythonProgram):

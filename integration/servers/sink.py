@@ -15,9 +15,7 @@ class SinkProcess(PythonProgram):
 
     technology = "sink"
 
-    def __init__(
-        self, config_path: Path, *arguments: str, checkpoint: Path, master: str = "local[2]"
-    ) -> None:
+    def __init__(self, config_path: Path, *arguments: str, checkpoint: Path, master: str = "local[2]") -> None:
         super().__init__(
             *("-m", "spark.sink", "--config", str(config_path), "--checkpoint", str(checkpoint)),
             *("--master", master, *arguments),

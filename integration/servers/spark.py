@@ -101,9 +101,7 @@ def find_descendants(root: int) -> list[tuple[int, str]]:
     while waiting:
         for pid in children.get(waiting.pop(), ()):
             try:
-                command = (
-                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError):
                 continue
             found.append((pid, command))

@@ -78,12 +78,8 @@ def test_the_binlog_is_what_the_invalidator_wants(pair: Pair) -> None:
 
 
 def test_options_win_over_the_defaults() -> None:
-    with MariadbServer(
-        options=["--binlog-format=STATEMENT", "--skip-log-bin"], gtid_strict_mode=False
-    ) as server:
-        assert server.execute("SELECT @@binlog_format, @@log_bin, @@gtid_strict_mode") == [
-            ("STATEMENT", 0, 0)
-        ]
+    with MariadbServer(options=["--binlog-format=STATEMENT", "--skip-log-bin"], gtid_strict_mode=False) as server:
+        assert server.execute("SELECT @@binlog_format, @@log_bin, @@gtid_strict_mode") == [("STATEMENT", 0, 0)]
 
 
 def test_users_may_do_what_their_names_say(pair: Pair) -> None:

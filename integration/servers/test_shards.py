@@ -48,9 +48,9 @@ def _assert_holds(shards: tuple[Shard, ...], writer: Writer) -> None:
         together = sorted(row for rows in held.values() for row in rows)
         assert together == sorted(writer.expected[table.name].values())
         assert all(held.values()), f"{table.name}: a shard without rows proves nothing"
-        place = [
-            row[0] for row in shards[0].primary.execute(f"SHOW COLUMNS FROM {SCHEMA}.{table.name}")
-        ].index(table.column)
+        place = [row[0] for row in shards[0].primary.execute(f"SHOW COLUMNS FROM {SCHEMA}.{table.name}")].index(
+            table.column
+        )
         assert all(shard.contains(row[place]) for shard in shards for row in held[shard.name])
         for shard in shards:
             shard.wait_caught_up()
@@ -143,18 +143,14 @@ def test_a_stopped_shard_refuses_a_write_that_is_not_routed(flavor: Flavor, user
 
 def test_heartbeats_of_several_sources_do_not_clash(flavor: Flavor) -> None:
     """Every source has a row of the same name, and beats last."""
-    create = (
-        f"CREATE TABLE IF NOT EXISTS {HEARTBEAT_TABLE} (id VARCHAR(64) NOT NULL PRIMARY KEY, sequence INT)"
-    )
+    create = f"CREATE TABLE IF NOT EXISTS {HEARTBEAT_TABLE} (id VARCHAR(64) NOT NULL PRIMARY KEY, sequence INT)"
     with start_shards(flavor, ["-80", "80-"]) as cluster:
         for shard in cluster.shards:
             shard.primary.execute(create, database=SCHEMA)
             shard.primary.execute(f"INSERT INTO {HEARTBEAT_TABLE} VALUES (%s, 0)", EPOCH_ROW, database=SCHEMA)
         reshard = prepare_replicated(cluster, tuple(cluster.shards), ["-"])
         for source in reshard.sources:
-            source.primary.execute(
-                f"UPDATE {HEARTBEAT_TABLE} SET sequence = %s", source.number, database=SCHEMA
-            )
+            source.primary.execute(f"UPDATE {HEARTBEAT_TABLE} SET sequence = %s", source.number, database=SCHEMA)
         stop_writes(reshard)
         catch_up(reshard)
         promote(reshard)

@@ -334,12 +334,7 @@ class Vitess:
     def _control(self, *arguments: str, server: str, options: Sequence[str] = ()) -> str:
         command = [get_binary("vtctldclient"), "--server", server, *options, *arguments]
         result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=CONTROL_SECONDS,
-            cwd=self.etcd.directory,
+            command, capture_output=True, text=True, check=False, timeout=CONTROL_SECONDS, cwd=self.etcd.directory
         )
         if result.returncode != 0:
             words = "\n".join((result.stdout + result.stderr).splitlines()[-15:])

@@ -74,8 +74,7 @@ class Vtgate:
     def start(self) -> Self:
         """Listen, on the same port as before after a `stop`."""
         self._server = grpc.server(
-            ThreadPoolExecutor(STREAMS_MAX),
-            options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)],
+            ThreadPoolExecutor(STREAMS_MAX), options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
         )
         handler = grpc.unary_stream_rpc_method_handler(
             self._play,
@@ -248,15 +247,10 @@ def column(name: str, kind: int, **parts: Any) -> pb.Field:
     return pb.Field(name=name, type=kind, **parts)
 
 
-CUSTOMER_COLUMNS = (
-    column("id", 265, column_length=20, charset=63, flags=2),
-    column("name", 6165, charset=255),
-)
+CUSTOMER_COLUMNS = (column("id", 265, column_length=20, charset=63, flags=2), column("name", 6165, charset=255))
 
 
-def fields(
-    table: str, columns: Sequence[pb.Field] = CUSTOMER_COLUMNS, shard: str = SHARD, **parts: Any
-) -> pb.VEvent:
+def fields(table: str, columns: Sequence[pb.Field] = CUSTOMER_COLUMNS, shard: str = SHARD, **parts: Any) -> pb.VEvent:
     return event(
         pb.FIELD,
         shard,
@@ -283,9 +277,7 @@ def inserted(*values: str | bytes | None) -> pb.RowChange:
 
 def rows(table: str, *changes: pb.RowChange, shard: str = SHARD) -> pb.VEvent:
     return event(
-        pb.ROW,
-        shard,
-        row_event=pb.RowEvent(table_name=table, row_changes=changes, keyspace=KEYSPACE, shard=shard),
+        pb.ROW, shard, row_event=pb.RowEvent(table_name=table, row_changes=changes, keyspace=KEYSPACE, shard=shard)
     )
 
 
@@ -304,9 +296,7 @@ def other(last: int, shard: str = SHARD) -> pb.VStreamResponse:
 
 def heartbeat() -> pb.VStreamResponse:
     """vtgate's own, when nothing else was sent for a while: of no shard."""
-    return response(
-        pb.VEvent(type=pb.HEARTBEAT, timestamp=1_700_000_000, current_time=1_700_000_000_000_000_000)
-    )
+    return response(pb.VEvent(type=pb.HEARTBEAT, timestamp=1_700_000_000, current_time=1_700_000_000_000_000_000))
 
 
 def journal(
@@ -319,9 +309,7 @@ def journal(
         shard,
         journal=pb.Journal(
             id=number,
-            shard_gtids=[
-                pb.ShardGtid(keyspace=KEYSPACE, shard=name, gtid=gtid(last)) for name, last in new.items()
-            ],
+            shard_gtids=[pb.ShardGtid(keyspace=KEYSPACE, shard=name, gtid=gtid(last)) for name, last in new.items()],
             participants=[pb.KeyspaceShard(keyspace=KEYSPACE, shard=name) for name in old],
             **parts,
         ),

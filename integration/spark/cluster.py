@@ -57,11 +57,7 @@ class Done(NamedTuple):
 
 
 def run(
-    command: list[str],
-    folder: Path,
-    *,
-    kills: Cluster | None = None,
-    may_kill: Callable[[], bool] = lambda: True,
+    command: list[str], folder: Path, *, kills: Cluster | None = None, may_kill: Callable[[], bool] = lambda: True
 ) -> Done:
     """``python -m`` with the command. ``kills``: once ``may_kill`` allows it, kill an executor and a task process of
     the other one, until the job has noticed both. From then on task processes are paused again and again, and slow
@@ -86,10 +82,7 @@ def run_until(command: list[str], folder: Path, is_time: Callable[[], bool], wha
     """The same, whose driver is killed at that time, and its JVM with it."""
     with _started(command, folder, is_struck=False) as job:
         wait_until(
-            lambda: is_time() or job.poll() is not None,
-            what,
-            (folder / "err").read_text,
-            seconds=UNTIL_SECONDS,
+            lambda: is_time() or job.poll() is not None, what, (folder / "err").read_text, seconds=UNTIL_SECONDS
         )
         assert job.poll() is None, f"the job ended before it was killed\n{(folder / 'err').read_text()}"
 

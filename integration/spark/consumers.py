@@ -55,9 +55,7 @@ class Consumer:
         if after is not None:
             key = _identify(table, after)
             previous, now = self._versions.get((table, key), 0), after["v"]
-            assert now > previous or (now == previous and not is_change), (
-                f"{table}: {after} came after {previous}"
-            )
+            assert now > previous or (now == previous and not is_change), f"{table}: {after} came after {previous}"
             self._versions[table, key] = now
             rows[key] = after
 

@@ -31,11 +31,7 @@ from spark.stream.archive_folder import ArchiveFolder
 
 CUSTOMERS: Final = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50), home BIGINT, v INT)"
 THINGS: Final = "CREATE TABLE things (id INT PRIMARY KEY, home BIGINT, v INT)"
-KEY: Final[Mapping[str, tuple[str, ...]]] = {
-    "customers": ("id",),
-    "seats": ("hall", "seat"),
-    "things": ("id",),
-}
+KEY: Final[Mapping[str, tuple[str, ...]]] = {"customers": ("id",), "seats": ("hall", "seat"), "things": ("id",)}
 """By table, the columns of its primary key. The sharding column is none of them, so rows move between shards."""
 
 HOME: Final = "home"
@@ -120,16 +116,7 @@ class Script:
             "seats": [
                 (
                     REPLACE_SEAT,
-                    *(
-                        f"A{key % 3}",
-                        bytes((key, other % 2, 0)),
-                        price,
-                        2**63 + key,
-                        note,
-                        b"\0\xff",
-                        home,
-                        v,
-                    ),
+                    *(f"A{key % 3}", bytes((key, other % 2, 0)), price, 2**63 + key, note, b"\0\xff", home, v),
                 ),
                 (
                     "UPDATE seats SET price = price + 0.25, mood = 'good', v = %s WHERE hall = %s LIMIT 3",
@@ -163,9 +150,7 @@ class Script:
         names, marks = ", ".join(moved), ", ".join(["%s"] * len(moved))
         condition = " AND ".join(f"{name} = %s" for name in KEY[table])
         steps: list[Callable[[], object]] = [
-            lambda: source.execute(
-                f"DELETE FROM {table} WHERE {condition}", *(row[name] for name in KEY[table])
-            ),
+            lambda: source.execute(f"DELETE FROM {table} WHERE {condition}", *(row[name] for name in KEY[table])),
             lambda: target.execute(f"REPLACE INTO {table} ({names}) VALUES ({marks})", *moved.values()),
         ]
         self._chance.shuffle(steps)
@@ -208,11 +193,7 @@ class Script:
                 ("TRUNCATE TABLE things",),
                 ("DROP TABLE things", THINGS),
                 ("RENAME TABLE things TO others", "RENAME TABLE others TO things"),
-                (
-                    "CREATE TABLE others LIKE things",
-                    "INSERT INTO others SELECT * FROM things",
-                    "DROP TABLE others",
-                ),
+                ("CREATE TABLE others LIKE things", "INSERT INTO others SELECT * FROM things", "DROP TABLE others"),
             )
         )
         for session in self._sessions:
@@ -266,9 +247,7 @@ def wait_archived(archive: Path, seen: Seen, describe: Callable[[], str]) -> Non
 
 def wait_archive_shown(archive: Path, keyspace: Keyspace, describe: Callable[[], str]) -> None:
     """Return when the primaries show by heartbeats all from before the archive, which a copy needs."""
-    begins = {
-        shard.lineage: shard.begin.position for shard in ArchiveFolder(str(archive)).list_shards("shop")
-    }
+    begins = {shard.lineage: shard.begin.position for shard in ArchiveFolder(str(archive)).list_shards("shop")}
     wait_until(
         lambda: all(
             find_floor(keyspace, shard, shard.primary).position.contains(begins[shard.lineage])

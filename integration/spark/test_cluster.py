@@ -64,9 +64,7 @@ def read_violations(out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_passwords_are_not_sent_to_a_cluster_that_does_not_encrypt(
-    master: SparkMaster, tmp_path: Path
-) -> None:
+def test_passwords_are_not_sent_to_a_cluster_that_does_not_encrypt(master: SparkMaster, tmp_path: Path) -> None:
     config = write_config(tmp_path, "mysql", "mysql://app:hidden@127.0.0.1:1/shop", ["127.0.0.1:1"])
     options = ("--config", str(config), "--url", "http://127.0.0.1:1", "--out", str(tmp_path / "copy"))
     command = [sys.executable, "-m", "spark.copy", "--master", master.address, *options]

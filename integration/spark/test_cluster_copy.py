@@ -44,9 +44,7 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
         yield started
 
 
-SEATS: Final = (
-    "CREATE TABLE seats (hall VARCHAR(20), seat BINARY(3), price DECIMAL(8,2), PRIMARY KEY (hall, seat))"
-)
+SEATS: Final = "CREATE TABLE seats (hall VARCHAR(20), seat BINARY(3), price DECIMAL(8,2), PRIMARY KEY (hall, seat))"
 """The writer has it too; it is not copied."""
 
 
@@ -116,9 +114,7 @@ def test_a_copy_and_its_past_are_what_select_gave_though_processes_are_killed(
     then = tmp_path / "then"
     options = ["--archive", str(archive), "--copy", str(out), "--table", TABLE, "--out", str(then)]
     at = str(before.vector(archive).tokens[shard.lineage])
-    told = run(
-        ["spark.table_at", "--master", cluster.address, *options, "--at", at], tmp_path / "5", kills=cluster
-    )
+    told = run(["spark.table_at", "--master", cluster.address, *options, "--at", at], tmp_path / "5", kills=cluster)
     assert_struck(told)
     assert told.result["undone"][shard.lineage] > ROWS / 2
     rows = pq.read_table(then).to_pylist()

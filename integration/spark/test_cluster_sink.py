@@ -69,9 +69,7 @@ class Traffic:
         self._system = system
         self._stopping = threading.Event()
         self._failures: list[Exception] = []
-        self._threads = [
-            threading.Thread(target=self._run, args=(work,)) for work in (self._write, self._read)
-        ]
+        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._write, self._read)]
 
     def __enter__(self) -> Traffic:
         for thread in self._threads:

@@ -53,14 +53,7 @@ def test_a_job_that_does_not_exist_is_a_usage_error(folder: Path) -> None:
 
 def test_the_processes_of_a_local_session_import_ours(folder: Path) -> None:
     bench = generate(folder / "bench", 3_000)
-    places = [
-        "--archive",
-        str(bench.archive),
-        "--history",
-        str(bench.history),
-        "--report",
-        str(folder / "out"),
-    ]
+    places = ["--archive", str(bench.archive), "--history", str(bench.history), "--report", str(folder / "out")]
     ended = run(folder, "audit", *places, "--engine", "spark", "--master", "local[1]", "--json")
     assert ended.returncode in (3, 5), ended.stderr  # this little history decides not all
     assert json.loads(ended.stdout)["exit_code"] == ended.returncode

@@ -11,13 +11,7 @@ from typing import Any, Final
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.types import LongType, StringType, StructType
 
 from freshness.errors import ConfigError, FormatError
@@ -80,9 +74,7 @@ class Writer:
                 key = self.count % ROWS + 1
                 cursor.execute("UPDATE customers SET v = v + 1 WHERE id = 1")
                 cursor.execute("DELETE FROM customers WHERE id = %s AND id > 1", (key,))
-                cursor.execute(
-                    "INSERT INTO customers VALUES (%s, 'new', %s)", (10_000 + self.count, self.count)
-                )
+                cursor.execute("INSERT INTO customers VALUES (%s, 'new', %s)", (10_000 + self.count, self.count))
                 cursor.execute("UPDATE customers SET id = id + 5000 WHERE id = %s", (ROWS - key + 2,))
                 cursor.execute(
                     "UPDATE seats SET price = price + 0.25, seat = %s WHERE hall = 'A1' LIMIT 1",
@@ -136,10 +128,7 @@ def test_a_table_that_nobody_caches_is_copied_from_the_service(
     system.execute("CREATE TABLE weights (w DOUBLE PRIMARY KEY, v INT)")
     system.execute("INSERT INTO weights VALUES (0.5, 1), (1.5, 2)")
     arguments = ["--config", str(system.config_path), "--tables", "weights"]
-    for out, followed in (
-        ("copy", ["--url", f"http://127.0.0.1:{port}"]),
-        ("other", ["--archive", str(tmp_path)]),
-    ):
+    for out, followed in (("copy", ["--url", f"http://127.0.0.1:{port}"]), ("other", ["--archive", str(tmp_path)])):
         options = [*arguments, "--out", str(tmp_path / out), *followed]
         assert command.main(options, session) == (0 if out == "copy" else 2), capsys.readouterr().err
     assert "there is no file of an archive" in capsys.readouterr().err
@@ -160,22 +149,8 @@ def test_a_table_that_nobody_caches_is_copied_from_the_service(
 def test_a_dump_reads_a_replica_that_shows_enough(
     system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "--config",
-        str(system.config_path),
-        "--out",
-        str(tmp_path / "copy"),
-        "--tables",
-        "customers",
-    ]
-    arguments += [
-        "--url",
-        f"http://127.0.0.1:{port}",
-        "--dump-from",
-        "replica",
-        "--rows-per-second",
-        "100000",
-    ]
+    arguments = ["--config", str(system.config_path), "--out", str(tmp_path / "copy"), "--tables", "customers"]
+    arguments += ["--url", f"http://127.0.0.1:{port}", "--dump-from", "replica", "--rows-per-second", "100000"]
     keyspace = system.config.keyspaces["shop"]
     shard = keyspace.shards[0]
     system.pair.replica.execute("STOP REPLICA SQL_THREAD")
@@ -200,9 +175,7 @@ def test_ranges_are_all_rows_once(system: System) -> None:
     for table, rows in (("customers", 7), ("seats", 3), ("seats", 1000)):
         layout = read_table(primary, table)
         found = [
-            row[0]
-            for span in find_spans(primary, layout, rows)
-            for row in dump_span("shop/-", primary, layout, span)
+            row[0] for span in find_spans(primary, layout, rows) for row in dump_span("shop/-", primary, layout, span)
         ]
         assert len(found) == len(set(found)) == len(in_database(table, system.pair.primary))
 
@@ -211,9 +184,7 @@ def test_what_cannot_be_copied_alike_is_refused(system: System) -> None:
     primary = system.config.keyspaces["shop"].shards[0].primary
     system.execute("CREATE TABLE odd (id INT PRIMARY KEY, doc JSON, bits BIT(3), t TIME)")
     system.execute("CREATE TABLE keyless (id INT)")
-    with pytest.raises(
-        ConfigError, match="odd.bits" if system.pair.primary.flavor == "mariadb" else "odd.doc"
-    ):
+    with pytest.raises(ConfigError, match="odd.bits" if system.pair.primary.flavor == "mariadb" else "odd.doc"):
         read_table(primary, "odd")
     assert [column.name for column in read_table(primary, "odd", ["doc", "bits", "t"]).columns] == ["id"]
     with pytest.raises(ConfigError, match="no primary key"):

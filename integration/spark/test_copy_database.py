@@ -120,9 +120,7 @@ def row(number: int, v: str) -> dict[str, Any]:
 
 def test_a_micro_batch_that_comes_again_changes_nothing_and_a_gap_is_refused(goods: Goods) -> None:
     """Neither the number of a micro-batch nor Spark's checkpoint says what was applied: the position does."""
-    first = goods.piece(
-        HERE, 9, (row(1, "dumped"), row(1, "new")), (None, row(3, "new")), (row(2, "dumped"), None)
-    )
+    first = goods.piece(HERE, 9, (row(1, "dumped"), row(1, "new")), (None, row(3, "new")), (row(2, "dumped"), None))
     goods.take(first)
     assert goods.rows() == [(1, "new"), (3, "new")]
     goods.take(goods.piece(HERE, 12, (row(3, "new"), None), (row(1, "new"), row(7, "other key"))))
@@ -217,9 +215,7 @@ def test_a_run_that_ends_now_is_waited_for(target: DatabaseTarget, pair: Pair) -
     following = threading.Thread(target=follow, daemon=True)
     with target.opened():
         following.start()
-        wait_until(
-            lambda: "GET_LOCK" in str(pair.primary.execute("SHOW PROCESSLIST")), "the second run waits"
-        )
+        wait_until(lambda: "GET_LOCK" in str(pair.primary.execute("SHOW PROCESSLIST")), "the second run waits")
     following.join()
     assert opened.is_set()
 

@@ -63,9 +63,7 @@ def expected(written: Written) -> dict[str, Any]:
     return told
 
 
-def test_spark_says_what_one_process_says(
-    session: SparkSession, written: Written, expected: dict[str, Any]
-) -> None:
+def test_spark_says_what_one_process_says(session: SparkSession, written: Written, expected: dict[str, Any]) -> None:
     assert audit_folders(SparkEngine(session), *written) == expected
 
 
@@ -94,9 +92,7 @@ def two_days(engine: Engine, written: Written, folder: Path, **options: Any) -> 
 
 
 @pytest.mark.slow
-def test_a_state_of_spark_is_that_of_one_process(
-    session: SparkSession, written: Written, tmp_path: Path
-) -> None:
+def test_a_state_of_spark_is_that_of_one_process(session: SparkSession, written: Written, tmp_path: Path) -> None:
     expected = two_days(LocalEngine(), written, tmp_path / "local")
     assert all(map(len, expected))
     assert two_days(SparkEngine(session), written, tmp_path / "spark") == expected
@@ -121,11 +117,7 @@ def test_spark_connect_says_what_one_process_says(written: Written, expected: di
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [
-        ([], "engine: local, for "),
-        (["--engine", "local"], "replay: "),
-        (["--master", "local[2]"], "replay, "),
-    ],
+    [([], "engine: local, for "), (["--engine", "local"], "replay: "), (["--master", "local[2]"], "replay, ")],
 )
 def test_the_engine_is_chosen_and_told(
     session: SparkSession,

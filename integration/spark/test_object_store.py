@@ -33,9 +33,7 @@ def server() -> Iterator[str]:
     host, port = server.get_host_and_port()
     try:
         store = fs.S3FileSystem(
-            endpoint_override=f"http://{host}:{port}",
-            region="us-east-1",
-            allow_bucket_creation=True,
+            endpoint_override=f"http://{host}:{port}", region="us-east-1", allow_bucket_creation=True
         )
         store.create_dir(BUCKET)
         yield f"region=us-east-1&scheme=http&endpoint_override={host}:{port}"

@@ -37,11 +37,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    with (
-        SparkMaster() as master,
-        SparkWorker(master.address) as one,
-        SparkWorker(master.address, "127.0.0.2") as two,
-    ):
+    with SparkMaster() as master, SparkWorker(master.address) as one, SparkWorker(master.address, "127.0.0.2") as two:
         yield Cluster(master.address, (one, two))
 
 

@@ -22,15 +22,7 @@ from integration.configuration import CUSTOMER
 from integration.harness import wait_until
 from integration.invalidator.test_reshard import Deployment, deployment, lineage_of
 from integration.servers import DatabaseServer, Flavor
-from integration.shards import (
-    Reshard,
-    ShardRouter,
-    catch_up,
-    prepare_replicated,
-    promote,
-    stop_writes,
-    switch,
-)
+from integration.shards import Reshard, ShardRouter, catch_up, prepare_replicated, promote, stop_writes, switch
 from integration.spark.consumers import POLL_SECONDS, Consumer, Reader, make_publications, read_archive
 from integration.spark.script import KEY, TABLES, Script, Seen, look, wait_archive_shown, wait_archived
 from integration.spark.seats import SEAT, in_frame
@@ -54,9 +46,7 @@ REFRESHED_ROWS_PER_SECOND: Final = 20
 class Run:
     """The shards under the script, and what is made of their logs."""
 
-    def __init__(
-        self, made: Deployment, router: ShardRouter, folder: Path, session: SparkSession, seed: int
-    ) -> None:
+    def __init__(self, made: Deployment, router: ShardRouter, folder: Path, session: SparkSession, seed: int) -> None:
         self.made, self.router = made, router
         self.archive = folder / "archive"
         self.script = Script(router.shards, seed)
@@ -124,13 +114,7 @@ class Run:
 def run(flavor: Flavor, tmp_path: Path, session: SparkSession) -> Iterator[Run]:
     sections = '[archive]\npath = "archive"\nrotate_seconds = 4\ntables = ["*"]\n'
     with deployment(
-        flavor,
-        tmp_path,
-        ["-80", SPLIT],
-        sections=sections,
-        replicas=0,
-        tables=TABLES,
-        objects=CUSTOMER + SEAT,
+        flavor, tmp_path, ["-80", SPLIT], sections=sections, replicas=0, tables=TABLES, objects=CUSTOMER + SEAT
     ) as (made, router):
         begun = Run(made, router, tmp_path, session, seed=11)
         with closing(begun.script):

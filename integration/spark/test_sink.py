@@ -82,12 +82,7 @@ def config(system: System, tmp_path: Path, objects: str) -> Config:
             [node.address for node in system.nodes],
             replicas=[system.pair.replica.url],
             objects=objects,
-            cache={
-                **CACHE,
-                "namespace": CLUSTER,
-                "lease_seconds": 15,
-                "max_staleness_seconds": 60,
-            },
+            cache={**CACHE, "namespace": CLUSTER, "lease_seconds": 15, "max_staleness_seconds": 60},
             stream=STREAM,
         )
     )
@@ -113,11 +108,7 @@ def head_of(system: System) -> Position:
 def find_records(system: System, namespace: str, *, is_copy: bool = False) -> list[NodeRecord]:
     [lineage] = system.config.lineages
     key = resume_key(namespace, lineage) if is_copy else record_key(namespace, lineage)
-    found = [
-        find_record(item, node.address)
-        for node in system.nodes
-        if (item := system.find_raw(node.address, key))
-    ]
+    found = [find_record(item, node.address) for node in system.nodes if (item := system.find_raw(node.address, key))]
     return [record for record in found if record is not None]
 
 
@@ -214,14 +205,10 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
         query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=None)
         query.awaitTermination()
         wait_acknowledged(
-            system,
-            CLUSTER,
-            head_of(system).intersection(keeper.lineages[config.lineages[0]].acknowledger.streamed),
+            system, CLUSTER, head_of(system).intersection(keeper.lineages[config.lineages[0]].acknowledger.streamed)
         )
     wait_until(
-        lambda: len(read_events(system, tmp_path, CLUSTER)[item]) > count,
-        "the archive has it",
-        system.describe,
+        lambda: len(read_events(system, tmp_path, CLUSTER)[item]) > count, "the archive has it", system.describe
     )
     events = {item: read_events(system, tmp_path, CLUSTER)[item]}
     assert find_lacking(system, events, CLUSTER, is_copy=True) == []
@@ -245,11 +232,7 @@ def with_hits(system: System, config: Config, keeper: Keeper) -> None:
 
 
 def test_the_archive_through_the_job_gives_the_same_cache(
-    system: System,
-    config: Config,
-    session: SparkSession,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    system: System, config: Config, session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", str(config.path), "--archive", str(tmp_path / "archive"), "--once", "--json"]
     arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--since", "first"]
@@ -278,9 +261,7 @@ def test_the_archive_through_the_job_gives_the_same_cache(
     assert find_entries(config, [unchanged]) == [unchanged]
     assert invalidate.main(arguments, session) == 0
     again = find_records(system, CLUSTER, is_copy=True)
-    assert [record.life for record in again] == [record.life for record in copies], (
-        "a second run ends no life"
-    )
+    assert [record.life for record in again] == [record.life for record in copies], "a second run ends no life"
 
 
 @pytest.mark.parametrize("objects", [CUSTOMER], ids=["customer"])
@@ -297,9 +278,7 @@ def test_keys_that_are_altered_end_the_job_and_the_next_one_reads_them(
         altered = head_of(system)
         ended = wait_until(query.exception, "the job ends", system.describe, seconds=FIRST_SECONDS)
         assert "the key columns of customer were altered" in str(ended)
-        assert not any(
-            each.progress.contains(altered) for each in find_records(system, CLUSTER, is_copy=True)
-        )
+        assert not any(each.progress.contains(altered) for each in find_records(system, CLUSTER, is_copy=True))
         with pytest.raises(StreamStopped, match="were altered"):
             invalidate.start_query(session, config, keeper, source, str(tmp_path / "another"))
     with open_sink(session, config) as keeper:

@@ -15,14 +15,7 @@ from integration.configuration import CUSTOMER
 from integration.harness import System, running_system
 from integration.servers import Pair
 from integration.shards import Shard
-from integration.spark.script import (
-    CUSTOMERS,
-    Script,
-    Seen,
-    look,
-    wait_archive_shown,
-    wait_archived,
-)
+from integration.spark.script import CUSTOMERS, Script, Seen, look, wait_archive_shown, wait_archived
 from integration.spark.seats import SEAT, SEATS_TABLE, in_frame
 from spark.copy import __main__ as copy_command
 from spark.table_at import __main__ as command
@@ -75,10 +68,7 @@ def test_tables_are_what_select_gave_then(
     for number, each in enumerate(seen):
         vector = each.vector(archive)
         # The log of MariaDB has whole seconds
-        places = [
-            str(vector.tokens[lineage]),
-            each.time if primary.flavor == "mysql" else vector.format(),
-        ]
+        places = [str(vector.tokens[lineage]), each.time if primary.flavor == "mysql" else vector.format()]
         for table, at in zip(TABLES, places[:: 1 if number % 2 else -1], strict=True):
             capsys.readouterr()
             out = tmp_path / f"{table}{number}"

@@ -161,10 +161,7 @@ def test_other_tables_do_not_come(pair: Pair, config_path: Path) -> None:
 def test_keys_alone_tell_a_row_that_got_another_key(pair: Pair, config_path: Path) -> None:
     with opened(config_path, "weights", "notes") as stream:
         run(
-            pair,
-            "INSERT INTO weights VALUES (1, 1)",
-            "UPDATE weights SET w = 2",
-            "INSERT INTO notes VALUES ('n', 1)",
+            pair, "INSERT INTO weights VALUES (1, 1)", "UPDATE weights SET w = 2", "INSERT INTO notes VALUES ('n', 1)"
         )
         lines = read(stream, pair, Selection(images="keys"))
     images = [(line.key, line.before, line.after) for line in lines]
@@ -183,11 +180,7 @@ def test_a_consumer_goes_on_with_other_columns(pair: Pair, config_path: Path) ->
 
 
 def test_a_table_that_is_not_there_is_refused(pair: Pair, config_path: Path) -> None:
-    for wrong, hint in (
-        ("custmers", "did you mean customers"),
-        ("z*", "a pattern has"),
-        ("all_notes", "notes"),
-    ):
+    for wrong, hint in (("custmers", "did you mean customers"), ("z*", "a pattern has"), ("all_notes", "notes")):
         with pytest.raises(ConfigError, match="there is no table") as caught, opened(config_path, wrong):
             pass
         assert hint in caught.value.hint
@@ -209,12 +202,7 @@ def test_the_verb_prints_chosen_tables(pair: Pair, config_path: Path) -> None:
 def test_the_archive_has_the_tables_that_are_named(pair: Pair, config_path: Path, tmp_path: Path) -> None:
     with opened(config_path, "*") as stream:
         resume = stream.stream.resume.format()
-    run(
-        pair,
-        "INSERT INTO weights VALUES (1, 1)",
-        "INSERT INTO customers VALUES (1, 'n', 0)",
-        "DELETE FROM weights",
-    )
+    run(pair, "INSERT INTO weights VALUES (1, 1)", "INSERT INTO customers VALUES (1, 'n', 0)", "DELETE FROM weights")
     config_path.write_text(f'{config_path.read_text()}[archive]\ntables = ["w*"]\n')
     recorded: list[int] = []
     record(

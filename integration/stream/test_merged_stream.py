@@ -172,9 +172,7 @@ class Consumer(threading.Thread, ABC):
     def covers(self, heads: dict[str, Position]) -> bool:
         self.check()
         tokens = ResumeVector.parse(self.resume).tokens
-        return all(
-            lineage in tokens and tokens[lineage].position.contains(heads[lineage]) for lineage in heads
-        )
+        return all(lineage in tokens and tokens[lineage].position.contains(heads[lineage]) for lineage in heads)
 
     def _is_to_break(self) -> bool:
         return self._ending.is_set() or not self._may_read.is_set()
@@ -213,9 +211,7 @@ class HttpConsumer(Consumer):
                 if response.status == AWAY:
                     raise SourceUnavailable(response.read().decode())
                 assert response.status == 200, response.read()
-                while (raw := response.readline()).endswith(
-                    b"\n"
-                ):  # else it was cut off in the midst of a line
+                while (raw := response.readline()).endswith(b"\n"):  # else it was cut off in the midst of a line
                     line = json.loads(raw)
                     if line["event"] == "end":
                         self.resume = line["resume"]
@@ -266,10 +262,7 @@ def consumers(made: Deployment, port: int) -> Iterator[list[Consumer]]:
     opener = StreamOpener(lambda: made.config)
     tokens = {lineage_of(shard): opener.read_token("shop", shard.name) for shard in made.cluster.shards}
     start = ResumeVector("shop", KeyRange(), tokens).format()
-    started: list[Consumer] = [
-        HttpConsumer(port, start, seed=1),
-        ProcessConsumer(lambda: made.config, start, seed=2),
-    ]
+    started: list[Consumer] = [HttpConsumer(port, start, seed=1), ProcessConsumer(lambda: made.config, start, seed=2)]
     for consumer in started:
         consumer.start()
     try:
@@ -285,9 +278,7 @@ def consumers(made: Deployment, port: int) -> Iterator[list[Consumer]]:
 class Trouble:
     """Kills, rotates and purges while shards are split and merged."""
 
-    def __init__(
-        self, made: Deployment, writer: Writer, ledger: Ledger, consumers: Sequence[Consumer]
-    ) -> None:
+    def __init__(self, made: Deployment, writer: Writer, ledger: Ledger, consumers: Sequence[Consumer]) -> None:
         self._made = made
         self._writer = writer
         self._ledger = ledger
@@ -328,9 +319,7 @@ class Trouble:
         assert invalidator is not None
         invalidator.kill()
         invalidator.launch()
-        wait_until(
-            lambda: invalidator.is_streaming() and invalidator.is_ready(), "it is back", self._made.describe
-        )
+        wait_until(lambda: invalidator.is_streaming() and invalidator.is_ready(), "it is back", self._made.describe)
 
     def restart_replica(self, shard: Shard) -> None:
         [replica] = shard.replicas
@@ -380,9 +369,7 @@ def test_every_row_change_comes_once_over_reshards_crashes_and_purges(
         trouble = Trouble(made, writer, ledger, reading)
         writer.wait_for(SOME)
         for names, disturb in ((FOUR, trouble.at_split), (TWO, trouble.at_merge)):
-            reshard_under_load(
-                made, router, writer, names, keeps_gtids=True, disturb=disturb, is_patient=True
-            )
+            reshard_under_load(made, router, writer, names, keeps_gtids=True, disturb=disturb, is_patient=True)
             with writer.paused():
                 made.assert_none_stale(router.shards, writer)
         trouble.rotate_and_purge(router.shards)
@@ -448,10 +435,7 @@ def test_history_that_is_gone_everywhere_needs_an_operator(own_pair: Pair, tmp_p
         server.execute("FLUSH BINARY LOGS")
         wait_until(lambda server=server: purge_logs(server), "all but the last log are purged")  # type: ignore[misc]
     primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
-    for arguments in (
-        ("stream", "--since", str(token), "--count", "1"),
-        ("record", "--out", str(archive)),
-    ):
+    for arguments in (("stream", "--since", str(token), "--count", "1"), ("record", "--out", str(archive))):
         ended = call_cli(*arguments, "-c", path)
         assert ended.returncode == OPERATOR, ended.stderr
         assert PURGED_HINT in ended.stderr.replace("\n", " ")
@@ -493,12 +477,7 @@ def test_a_verb_takes_another_topology_over_on_sighup(flavor: Flavor, own_pair: 
 
     def configure(**shard: Any) -> Path:
         return write_sharded_config(
-            tmp_path,
-            flavor,
-            [{"name": "-", **shard}],
-            ["127.0.0.1:1"],
-            column="id",
-            stream=STREAM,
+            tmp_path, flavor, [{"name": "-", **shard}], ["127.0.0.1:1"], column="id", stream=STREAM
         )
 
     prepare(own_pair)

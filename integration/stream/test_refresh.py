@@ -133,9 +133,7 @@ class Goods:
                     key = number % 7, f"n{number}"
                     sql = chance.choice(("UPDATE", "UPDATE", "REPLACE", "DELETE"))
                     if sql == "UPDATE":
-                        cursor.execute(
-                            "UPDATE goods SET v = %s WHERE kind = %s AND name = %s", (version, *key)
-                        )
+                        cursor.execute("UPDATE goods SET v = %s WHERE kind = %s AND name = %s", (version, *key))
                     elif sql == "REPLACE":
                         cursor.execute(self.replace, (*key, version))
                     else:
@@ -201,9 +199,7 @@ def wait_shown(server: DatabaseServer) -> None:
     shard = Shard(name="-", primary=address_of(server), lineage="shop/-")
     with connect(address_of(server)) as connection:
         head = executed_position(connection, server.flavor)
-        wait_until(
-            lambda: read_floor(connection, server.flavor, shard).position.contains(head), "a heartbeat came"
-        )
+        wait_until(lambda: read_floor(connection, server.flavor, shard).position.contains(head), "a heartbeat came")
 
 
 def follow_rows(stream: OpenedStream, consumer: Consumer, rows: int) -> None:
@@ -251,9 +247,7 @@ def test_a_refresh_that_is_cut_goes_on_where_it_was(pair: Pair, config_path: Pat
                 follow_rows(stream, consumer, CHUNK_ROWS)
             cuts += 1
             request = RefreshRequest(chunk_rows=CHUNK_ROWS)
-    assert cuts > 1, (
-        "it was cut at least once; rows that the writers change come as changes, not as the refresh's"
-    )
+    assert cuts > 1, "it was cut at least once; rows that the writers change come as changes, not as the refresh's"
     assert consumer.refreshed <= ROWS + cuts * CHUNK_ROWS, "it did not begin again"
     with opened(config_path, None, consumer.resume) as stream:
         follow_to_head(stream, consumer)
@@ -429,14 +423,8 @@ BAD: Final = (
     (RefreshRequest(("goo*",)), "the stream does not carry it"),
     (RefreshRequest(("keyless",)), "has no primary key"),
     (RefreshRequest(("shares",)), "rows cannot be read in its order"),
-    (
-        RefreshRequest(("raws",)),
-        "name of its primary key is varchar\\(9\\), and rows cannot be read in its order",
-    ),
-    (
-        RefreshRequest(("goods",), selection=Selection(hidden=("name",))),
-        "a column of its primary key is hidden",
-    ),
+    (RefreshRequest(("raws",)), "name of its primary key is varchar\\(9\\), and rows cannot be read in its order"),
+    (RefreshRequest(("goods",), selection=Selection(hidden=("name",))), "a column of its primary key is hidden"),
 )
 
 

@@ -71,11 +71,7 @@ def read(stream: OpenedStream, pair: Pair) -> list[UpdateLine | SchemaLine]:
         return bool(lines) and lines[-1].table == "ends"
 
     wait_until(has_end, "the last row came")
-    return [
-        line
-        for line in lines
-        if line.table != "ends" and (isinstance(line, SchemaLine) or line.op != "raise")
-    ]
+    return [line for line in lines if line.table != "ends" and (isinstance(line, SchemaLine) or line.op != "raise")]
 
 
 def test_rows_from_before_an_alter_come_with_the_layout_of_their_time(pair: Pair, config_path: Path) -> None:
@@ -188,9 +184,7 @@ def images(lines: Sequence[UpdateLine]) -> list[dict[str, Any]]:
     return [image for line in lines for image in (line.before, line.after) if image is not None]
 
 
-def test_the_json_schema_fits_the_values_of_all_types(
-    typed_lines: tuple[SchemaLine, list[UpdateLine]],
-) -> None:
+def test_the_json_schema_fits_the_values_of_all_types(typed_lines: tuple[SchemaLine, list[UpdateLine]]) -> None:
     # Here and not above: its import compiles dozens of grammars.
     import jsonschema
 

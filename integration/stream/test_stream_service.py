@@ -59,11 +59,7 @@ Change = tuple[str, int, str, str, Any, Any]
 def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
     sections = f'[http]\nlisten = "127.0.0.1:{port}"\n[archive]\npath = "archive"\nrotate_seconds = 1\n'
     with running_system(
-        pair,
-        tmp_path,
-        tables=(CUSTOMERS_TABLE, ORDERS_TABLE),
-        objects=CUSTOMER + PROFILE,
-        extra=sections,
+        pair, tmp_path, tables=(CUSTOMERS_TABLE, ORDERS_TABLE), objects=CUSTOMER + PROFILE, extra=sections
     ) as started:
         yield started
 
@@ -80,8 +76,7 @@ def write(system: System, numbers: range) -> None:
             cursor.execute("BEGIN")
             for place in range(number % 5 + 1):
                 cursor.execute(
-                    "INSERT INTO customers VALUES (%s, %s, %s)",
-                    (10 * number + place, f"näme {number}", place),
+                    "INSERT INTO customers VALUES (%s, %s, %s)", (10 * number + place, f"näme {number}", place)
                 )
             if number % 3 == 0:
                 cursor.execute("UPDATE customers SET v = v + 1 WHERE id = %s", (10 * number,))
@@ -357,9 +352,7 @@ def test_digests_are_those_of_the_rows_and_items_those_of_the_cache(system: Syst
     with system.pair.primary.connect("shop") as connection, connection.cursor(DictCursor) as cursor:
         cursor.execute("SELECT * FROM customers")
         rows = {row["id"]: row for row in cursor.fetchall()}
-    wait_until(
-        lambda: any(row["after"] and '"v":-1' in row["after"] for row in archived(folder)), "it is archived"
-    )
+    wait_until(lambda: any(row["after"] and '"v":-1' in row["after"] for row in archived(folder)), "it is archived")
     last: dict[int, dict[str, Any]] = {}
     for row in archived(folder):
         if row["table"] == "customers":
@@ -444,9 +437,7 @@ def test_a_recording_is_replayed_into_the_nodes(form: str, system: System, port:
     assert lineage["nodes_left_out"] == []
     assert lineage["keys"] > 0
     flavor = system.pair.primary.flavor
-    changes = [
-        (item, parse_position(flavor, row["gtid"])) for row in archived(folder) for item in row["items"]
-    ]
+    changes = [(item, parse_position(flavor, row["gtid"])) for row in archived(folder) for item in row["items"]]
     assert changes
     assert [item for item, event in changes if not find_replayed(system, item).contains(event)] == []
     system.settle()

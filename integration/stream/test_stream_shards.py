@@ -57,11 +57,7 @@ def address_of(shard: Shard) -> ServerAddress:
 
 def configure(cluster: Cluster, folder: Path, nodes: list[str]) -> Config:
     shards = [
-        {
-            "name": shard.name,
-            "primary": shard.primary.url,
-            "replicas": [replica.url for replica in shard.replicas],
-        }
+        {"name": shard.name, "primary": shard.primary.url, "replicas": [replica.url for replica in shard.replicas]}
         for shard in cluster.shards
     ]
     path = write_sharded_config(
@@ -107,9 +103,7 @@ def read_up_to(opened: OpenedStream, heads: dict[str, Position]) -> list[Change]
     """All changes, until everything in ``heads`` has come."""
     found: list[Change] = []
     deadline = time.monotonic() + WAIT_SECONDS
-    while not all(
-        opened.stream.resume.tokens[lineage].position.contains(head) for lineage, head in heads.items()
-    ):
+    while not all(opened.stream.resume.tokens[lineage].position.contains(head) for lineage, head in heads.items()):
         assert time.monotonic() < deadline, f"{heads} did not come: {opened.stream.status()}"
         message = opened.stream.poll(1.0)
         if message is not None:
@@ -129,9 +123,7 @@ def is_in_cut(change: Change) -> bool:
     return KeyRange.parse(CUT).contains(keyspace_id(FUNCTION, row["customer_id"]))
 
 
-def test_two_shards_are_streamed_cut_recorded_and_replayed(
-    cluster: Cluster, flavor: Flavor, tmp_path: Path
-) -> None:
+def test_two_shards_are_streamed_cut_recorded_and_replayed(cluster: Cluster, flavor: Flavor, tmp_path: Path) -> None:
     with Memcached() as one, Memcached() as two:
         config = configure(cluster, tmp_path, [one.address, two.address])
         opener, folder = StreamOpener(lambda: config), tmp_path / "archive"
@@ -143,9 +135,7 @@ def test_two_shards_are_streamed_cut_recorded_and_replayed(
                     writer.wait_for(200)
                 heads = {f"shop/{shard.name}": head_of(shard.primary) for shard in cluster.shards}
                 expected = [
-                    change
-                    for shard in cluster.shards
-                    for change in changes_in_log(shard.primary, starts[shard.name])
+                    change for shard in cluster.shards for change in changes_in_log(shard.primary, starts[shard.name])
                 ]
                 found = read_up_to(whole, heads)
                 cut = read_up_to(part, {"shop/-80": heads["shop/-80"]})

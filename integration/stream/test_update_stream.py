@@ -70,10 +70,7 @@ def find_keyspace_id(_: str, row: Mapping[str, object]) -> bytes:
 def access_for(flavor: str) -> Access:
     return Access(
         open_source=lambda shard: BinlogSource(
-            shard.primary,
-            flavor,
-            TABLES,
-            intake=Intake(PIECE_ROWS, QueueBounds(16, 5_000)),
+            shard.primary, flavor, TABLES, intake=Intake(PIECE_ROWS, QueueBounds(16, 5_000))
         ),
         find_head=lambda shard: find_head(shard, flavor),
         seek=lambda shard, timestamp_us: find_position(shard.primary, flavor, timestamp_us),
@@ -121,9 +118,7 @@ def shards(primaries: list[DatabaseServer]) -> tuple[Shard, ...]:
 
 
 @contextmanager
-def streaming(
-    shards: Sequence[Shard], flavor: str, start: Start = "now", **options: Any
-) -> Iterator[UpdateStream]:
+def streaming(shards: Sequence[Shard], flavor: str, start: Start = "now", **options: Any) -> Iterator[UpdateStream]:
     keyspace = Keyspace(name="shop", flavor=flavor, shards=tuple(shards))  # type: ignore[arg-type]
     with closing(UpdateStream(keyspace, access_for(flavor), start=start, **options)) as stream:
         yield stream
@@ -145,9 +140,7 @@ def read_to(stream: UpdateStream, ends: Mapping[str, Position]) -> list[StreamMe
 
     def has_all() -> bool:
         tokens = stream.resume.tokens
-        return all(
-            lineage in tokens and tokens[lineage].position.contains(end) for lineage, end in ends.items()
-        )
+        return all(lineage in tokens and tokens[lineage].position.contains(end) for lineage, end in ends.items())
 
     return read_until(stream, has_all)
 
@@ -174,9 +167,7 @@ def write(server: DatabaseServer, writer: int, count: int, seed: int) -> None:
                     case 0:
                         cursor.execute("DELETE FROM goods WHERE id = %s", (row,))
                     case 1:
-                        cursor.execute(
-                            "UPDATE goods SET v = %s WHERE id >= %s AND id < %s", (value, row, row + 5)
-                        )
+                        cursor.execute("UPDATE goods SET v = %s WHERE id >= %s AND id < %s", (value, row, row + 5))
                     case _:
                         cursor.execute("REPLACE INTO goods VALUES (%s, %s)", (row, value))
             if chance.randrange(10) == 0:
@@ -188,9 +179,7 @@ def write(server: DatabaseServer, writer: int, count: int, seed: int) -> None:
 def write_everywhere(servers: Sequence[DatabaseServer], *, count: int, seed: int) -> None:
     """Two writers on each server, and a heartbeat on each, all at once."""
     threads = [
-        threading.Thread(target=write, args=(server, writer, count, seed))
-        for server in servers
-        for writer in (1, 2)
+        threading.Thread(target=write, args=(server, writer, count, seed)) for server in servers for writer in (1, 2)
     ]
     beats = {server.port: HeartbeatWriter(address_of(server), server.flavor, "me", 0) for server in servers}
     for thread in threads:
@@ -309,9 +298,7 @@ def test_a_key_range_that_cuts_through_shards_has_its_rows_and_no_others(
         for row in range(60):
             place = find_keyspace_id("goods", {"id": row})
             [server] = [
-                server
-                for server, name in zip(primaries, NAMES, strict=True)
-                if KeyRange.parse(name).contains(place)
+                server for server, name in zip(primaries, NAMES, strict=True) if KeyRange.parse(name).contains(place)
             ]
             server.execute("INSERT INTO shop.goods VALUES (%s, 'x')", row)
             if wanted.contains(place):
@@ -390,14 +377,10 @@ def test_a_stream_by_time_has_all_that_one_by_position_has_and_before_that_perha
     once = Deduplicator({name: EventToken(name, name, 1, 0, position) for name, position in starts.items()})
     taken = [message for message in by_time if once.take(message) is not None]
     for name in NAMES:
-        assert [each.transaction for each in of(taken, name)] == [
-            each.transaction for each in of(by_position, name)
-        ]
+        assert [each.transaction for each in of(taken, name)] == [each.transaction for each in of(by_position, name)]
 
 
-def test_a_split_by_copied_data_goes_on_by_time(
-    primaries: list[DatabaseServer], shards: tuple[Shard, ...]
-) -> None:
+def test_a_split_by_copied_data_goes_on_by_time(primaries: list[DatabaseServer], shards: tuple[Shard, ...]) -> None:
     """Fresh GTIDs: the new shards have nothing of the old one but the rows and the time."""
     old, lower, upper = primaries
     halves = {"-80": lower, "80-": upper}
@@ -417,9 +400,7 @@ def test_a_split_by_copied_data_goes_on_by_time(
     for name, server in halves.items():
         copy: dict[int, Any] = {}
         for message in of(messages, name):
-            if (
-                message.transaction.raised_tables
-            ):  # the table was created: the rows of the test before are gone
+            if message.transaction.raised_tables:  # the table was created: the rows of the test before are gone
                 copy.clear()
             for change in message.transaction.changes:
                 if change.before is not None:
@@ -496,12 +477,7 @@ def test_a_million_rows_in_one_transaction_pass_in_bounded_memory(
         cursor.execute(MILLION[server.flavor])
     arguments = json.dumps([server.flavor, server.port, str(start), str(head_of(server))])
     ran = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from integration.stream.test_update_stream import measure; measure()",
-            arguments,
-        ],
+        [sys.executable, "-c", "from integration.stream.test_update_stream import measure; measure()", arguments],
         capture_output=True,
         text=True,
         timeout=280,

@@ -23,18 +23,7 @@ from freshness.objects.registry import build_registry
 from freshness.position import empty_position
 from freshness.stream.source import Source
 from integration.servers import Memcached
-from integration.servers.vtgate import (
-    SHARD,
-    Fail,
-    Log,
-    Vtgate,
-    change,
-    column,
-    fields,
-    image,
-    inserted,
-    rows,
-)
+from integration.servers.vtgate import SHARD, Fail, Log, Vtgate, change, column, fields, image, inserted, rows
 from integration.vitess.vstreaming import Code, address_of, number, up_to, wait_until
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.loop.shard import ShardInvalidator
@@ -121,10 +110,7 @@ class Process:
     def _run(self) -> None:
         try:
             loop = run_loop(
-                self._shard,
-                transactions_max=100,
-                is_stopping=self._stopping.is_set,
-                observer=LoopObserver(),
+                self._shard, transactions_max=100, is_stopping=self._stopping.is_set, observer=LoopObserver()
             )
             drive(loop, self._answer)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that joins

@@ -9,22 +9,9 @@ import pytest
 
 from freshness.config.access import PasswordFile
 from freshness.config.vtgate_address import VtgateAddress
-from freshness.errors import (
-    HistoryPurged,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
 from integration.servers.certificates import Certificates, make_certificates
-from integration.servers.vtgate import (
-    KEYSPACE,
-    SHARD,
-    Hold,
-    Script,
-    Step,
-    Vtgate,
-    heartbeat,
-    transaction,
-)
+from integration.servers.vtgate import KEYSPACE, SHARD, Hold, Script, Step, Vtgate, heartbeat, transaction
 from integration.vitess.vstreaming import (
     FIELDS,
     ROW_5,

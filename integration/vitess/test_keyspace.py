@@ -31,15 +31,7 @@ from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Transaction
 from integration.configuration import write_sharded_config
-from integration.harness import (
-    CACHE,
-    ORDERS_TABLE,
-    STREAM,
-    call_cli,
-    wait_covered,
-    wait_for_hits,
-    wait_until,
-)
+from integration.harness import CACHE, ORDERS_TABLE, STREAM, call_cli, wait_covered, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.servers.vtgate import (
@@ -131,9 +123,7 @@ class Relay:
             for _ in range(CUT_AFTER):
                 end = self.journals.get(entry.shard)
                 if end is not None and position.contains(end[0]):
-                    yield response(
-                        begin(entry.shard), end[1], _reached(entry.shard, position), commit(entry.shard)
-                    )
+                    yield response(begin(entry.shard), end[1], _reached(entry.shard, position), commit(entry.shard))
                     return
                 for transaction in source.poll(0.2, 1):
                     position = position.union(transaction.position)
@@ -170,8 +160,7 @@ def _play(
         kinds = [265 if _is_number(each, name) else 6165 for name in names]
         described = [column(name, kind, charset=255) for name, kind in zip(names, kinds, strict=True)]
         images = [
-            None if row is None else image(*(_text(row[name]) for name in names))
-            for row in (each.before, each.after)
+            None if row is None else image(*(_text(row[name]) for name in names)) for row in (each.before, each.after)
         ]
         events += [fields(each.table, described, shard), rows(each.table, change(*images), shard=shard)]
     yield response(*events, _reached(shard, position), commit(shard))
@@ -202,9 +191,7 @@ def prepare(shard: Shard) -> None:
     server.execute(f"CREATE DATABASE `{primary}`")
     for create in (CUSTOMERS_TABLE, ORDERS_TABLE):
         server.execute(create, database=primary)
-    heartbeats = HeartbeatWriter(
-        ServerAddress("127.0.0.1", server.port, "app", "app", primary), "mysql", "test", 0
-    )
+    heartbeats = HeartbeatWriter(ServerAddress("127.0.0.1", server.port, "app", "app", primary), "mysql", "test", 0)
     heartbeats.prepare()
     heartbeats.close()
 
@@ -228,18 +215,14 @@ class Deployment:
     def read_all(self, table: str, key: str) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
         for shard in self.shards:
-            names = [
-                name for name, *_ in shard.primary.execute(f"SHOW COLUMNS FROM {table}", database="shop")
-            ]
+            names = [name for name, *_ in shard.primary.execute(f"SHOW COLUMNS FROM {table}", database="shop")]
             for row in shard.primary.execute(f"SELECT * FROM {table}", database=target(shard)):
                 named = dict(zip(names, row, strict=True))
                 found[named[key]] = named
         return found
 
     def heads(self) -> dict[str, Position]:
-        return {
-            f"shop/{shard.name}": parse_position("mysql", shard.primary.executed()) for shard in self.shards
-        }
+        return {f"shop/{shard.name}": parse_position("mysql", shard.primary.executed()) for shard in self.shards}
 
 
 @contextmanager
@@ -315,9 +298,7 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
             assert cache.get_many("customer_named", named) == {each: wanted[each[1]] for each in named}
             lists = cache.get_many("orders_of", CUSTOMERS)
             found = {(key, row["id"]): row for key, rows in lists.items() for row in rows}
-            assert found == {
-                (row["customer_id"], id): row for id, row in made.read_all("orders", "id").items()
-            }
+            assert found == {(row["customer_id"], id): row for id, row in made.read_all("orders", "id").items()}
             profiles = cache.get_many("profile", CUSTOMERS)
             assert {key: each["customer"]["v"] for key, each in profiles.items()} == {
                 key: row["v"] for key, row in wanted.items()
@@ -326,9 +307,7 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
             stored = made.read_all("orders", "id").values()
             placed = {(row["customer_id"], row["total"]): [row["id"]] for row in stored}
             assert cache.get_many("basket", baskets) == {key: placed.get(key, []) for key in baskets}
-        assert all(len(cache.lookups.find("basket", key).policy.lineages) == 1 for key in baskets), (
-            "of one shard"
-        )
+        assert all(len(cache.lookups.find("basket", key).policy.lineages) == 1 for key in baskets), "of one shard"
         assert len(made.vtgate.requests) > len(NAMES), "streams were opened again"
         shard = made.shards[0]
         answer = cache.database().query(
@@ -393,9 +372,7 @@ def test_a_shard_that_moved_ends_its_worker_alone(shards: list[Shard], tmp_path:
         one, two = made.shards
         made.execute(_customer_of(one), "INSERT INTO customers VALUES (%s, 'x', 0)", _customer_of(one))
         end = move(made, one, "-40", "40-80")
-        wait_until(
-            lambda: "were replaced by -40, 40-80" in running.find_error("shop/-80"), "the worker ended"
-        )
+        wait_until(lambda: "were replaced by -40, 40-80" in running.find_error("shop/-80"), "the worker ended")
         assert "freshness.toml" in running.find_error("shop/-80")
         states = {node["lineage"]: node for node in read_nodes(made.config)}
         assert parse_position("mysql", states["shop/-80"]["progress"]).contains(end)
@@ -450,9 +427,7 @@ def test_the_merged_stream_of_a_keyspace(shards: list[Shard], tmp_path: Path) ->
         assert token.position.contains(parse_position("mysql", shards[0].primary.executed()))
 
 
-def _read_customers(
-    stream: UpdateStream | RefreshedStream, wanted: set[tuple[int, int]]
-) -> set[tuple[int, int]]:
+def _read_customers(stream: UpdateStream | RefreshedStream, wanted: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """(customer_id, v) of the rows that come, until all these have."""
     found: set[tuple[int, int]] = set()
 

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from freshness.errors import (
-    FreshnessError,
-    SourceUnavailable,
-    SourceUnsuitable,
-    StreamStopped,
-)
+from freshness.errors import FreshnessError, SourceUnavailable, SourceUnsuitable, StreamStopped
 from integration.servers.vtgate import (
     KEYSPACE,
     SHARD,
@@ -75,11 +70,7 @@ def test_the_current_positions_of_all_shards() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "kind"),
-    [
-        ([], SourceUnavailable),
-        ([Fail(Code.UNAUTHENTICATED, "x")], SourceUnsuitable),
-        ([Hold()], SourceUnavailable),
-    ],
+    [([], SourceUnavailable), ([Fail(Code.UNAUTHENTICATED, "x")], SourceUnsuitable), ([Hold()], SourceUnavailable)],
     ids=["end", "refused", "silent"],
 )
 def test_no_current_position(steps: list[Any], kind: type[FreshnessError]) -> None:
@@ -92,9 +83,7 @@ def test_each_shard_has_its_own_columns_and_position() -> None:
     turned = fields("customers", (column("name", 6165, charset=255), column("id", 265)), shard="80-")
     script: list[Step] = [
         response(
-            begin("-80"),
-            fields("customers", shard="-80"),
-            rows("customers", inserted("5", "Ann"), shard="-80"),
+            begin("-80"), fields("customers", shard="-80"), rows("customers", inserted("5", "Ann"), shard="-80")
         ),
         transaction(21, turned, rows("customers", inserted("Bob", "6"), shard="80-"), shard="80-"),
         response(vgtid(11, "-80", others={"80-": 21}), commit("-80")),
@@ -112,9 +101,7 @@ def test_each_shard_has_its_own_columns_and_position() -> None:
         stream = VStream(address_of(vtgate), TABLES)
         stream.open({"-80": up_to(10), "80-": up_to(20)})
         done, _ = read_to_end(stream)
-        assert [
-            (each.shard, each.transaction.position, each.transaction.changes[0].after) for each in done
-        ] == [
+        assert [(each.shard, each.transaction.position, each.transaction.changes[0].after) for each in done] == [
             ("80-", number(21), {"name": "Bob", "id": 6}),
             ("-80", number(11), {"id": 5, "name": "Ann"}),
             ("-80", number(12), {"id": 7, "name": "Cid"}),
@@ -163,10 +150,7 @@ MERGED = {"-": 7}
 def test_a_split_hands_over_after_all_before_it() -> None:
     log_of_new = [
         transaction(
-            4,
-            fields("customers", shard="-40"),
-            rows("customers", inserted("5", "x"), shard="-40"),
-            shard="-40",
+            4, fields("customers", shard="-40"), rows("customers", inserted("5", "x"), shard="-40"), shard="-40"
         )
     ]
     script = [transaction(11, FIELDS, ROW_5), response(begin(), SPLIT, vgtid(12), commit())]

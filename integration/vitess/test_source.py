@@ -145,11 +145,7 @@ SHAPES: dict[str, tuple[list[Any], list[tuple[int, int, set[str]]]]] = {
     ),
     "ROLLBACK": ([response(begin(), vgtid(11), event(pb.ROLLBACK))], [(11, 0, set())]),
     "a journal of tables that are not ours": (
-        [
-            response(
-                begin(), journal([SHARD], {}, migration_type=pb.TABLES, tables=["x"]), vgtid(11), commit()
-            )
-        ],
+        [response(begin(), journal([SHARD], {}, migration_type=pb.TABLES, tables=["x"]), vgtid(11), commit())],
         [(11, 0, set())],
     ),
 }
@@ -208,11 +204,7 @@ ENDS: dict[str, tuple[list[Any], type[FreshnessError], str]] = {
     "unknown event type": ([response(event(99))], StreamStopped, "type 99"),
     "COMMIT without BEGIN": ([response(commit())], StreamStopped, "without BEGIN"),
     "ROW without BEGIN": ([response(FIELDS, ROW_5)], StreamStopped, "without BEGIN"),
-    "rows without VGTID": (
-        [response(begin(), FIELDS, ROW_5, commit())],
-        StreamStopped,
-        "without its position",
-    ),
+    "rows without VGTID": ([response(begin(), FIELDS, ROW_5, commit())], StreamStopped, "without its position"),
     "DDL without VGTID": (
         [response(event(pb.DDL, statement="DROP TABLE customers"))],
         StreamStopped,
@@ -258,10 +250,7 @@ def test_a_message_beyond_the_limit_stops_the_stream_with_the_remedy() -> None:
 
 
 def test_every_routine_end_can_be_opened_again_and_nothing_is_lost_or_repeated() -> None:
-    log = Log(
-        ends_after=3,
-        end=Fail(Code.UNAVAILABLE, "transport is closing: max_age"),
-    )
+    log = Log(ends_after=3, end=Fail(Code.UNAVAILABLE, "transport is closing: max_age"))
     for key in range(21):
         log.append(FIELDS, rows("customers", inserted(str(key), "x")))
     with Vtgate(then=log) as vtgate:
@@ -365,11 +354,7 @@ def test_a_stream_gets_past_rows_from_before_a_ddl() -> None:
             done += more
         source.close()
         asked = [request.filter.rules[0].filter for request in vtgate.requests]
-    assert asked == [
-        "select `id` from `customers`",
-        "select * from `customers`",
-        "select `id` from `customers`",
-    ]
+    assert asked == ["select `id` from `customers`", "select * from `customers`", "select `id` from `customers`"]
     assert [summary(each) for each in done] == [(11, 0, set()), (12, 0, {"customers"})]
     assert "@1" in done[1].reasons[0]
 
@@ -381,8 +366,7 @@ NO_TABLET = Fail(
 
 
 @pytest.mark.parametrize(
-    ("purged", "kind"),
-    [(up_to(9), SourceUnavailable), (up_to(10), SourceUnavailable), (up_to(12), HistoryPurged)],
+    ("purged", "kind"), [(up_to(9), SourceUnavailable), (up_to(10), SourceUnavailable), (up_to(12), HistoryPurged)]
 )
 def test_a_purged_history_is_noticed_where_vtgate_only_finds_no_tablet(
     purged: MysqlGtidSet, kind: type[FreshnessError]

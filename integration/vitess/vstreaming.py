@@ -10,20 +10,10 @@ from typing import Any
 import grpc
 
 from freshness.config.vtgate_address import VtgateAddress
-from freshness.errors import (
-    FreshnessError,
-)
+from freshness.errors import FreshnessError
 from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Transaction
-from integration.servers.vtgate import (
-    KEYSPACE,
-    SHARD,
-    UUID,
-    Vtgate,
-    fields,
-    inserted,
-    rows,
-)
+from integration.servers.vtgate import KEYSPACE, SHARD, UUID, Vtgate, fields, inserted, rows
 from invalidator.vstream.source import VStream, VStreamSource
 
 TABLES: Mapping[str, Sequence[str]] = {"customers": (), "orders": ()}

@@ -59,8 +59,7 @@ def open_archive(path: Path) -> list[ArchivedLineage]:
     files = [one] if one is not None and path.is_file() else find_files(path)
     if not files:
         raise FormatError(
-            f"{path}: no file of an archive",
-            hint="expected a folder with changes-….parquet files, or one of these",
+            f"{path}: no file of an archive", hint="expected a folder with changes-….parquet files, or one of these"
         )
     opened = []
     by_place: dict[tuple[str, str], list[tuple[ArchiveFile, ArchiveFooter]]] = {}

@@ -78,9 +78,7 @@ def record(
         try:
             try:
                 if archive.resume != tokens:
-                    raise ConfigError(
-                        f"another process has written to the archive {folder}", hint="try again"
-                    )
+                    raise ConfigError(f"another process has written to the archive {folder}", hint="try again")
                 archive.begin(opened.stream.resume.tokens)
                 _copy(opened, archive, is_stopping, report)
             except FreshnessError:
@@ -94,9 +92,7 @@ def record(
         opened.stream.close()
 
 
-def _copy(
-    opened: OpenedStream, archive: ArchiveWriter, is_stopping: Callable[[], bool], report: Report
-) -> None:
+def _copy(opened: OpenedStream, archive: ArchiveWriter, is_stopping: Callable[[], bool], report: Report) -> None:
     while not is_stopping():
         opened.follow()
         message = opened.stream.poll(POLL_SECONDS)
@@ -137,10 +133,7 @@ class ArchiveRecorder:
             except FreshnessError as error:
                 self.last_error = str(error)
                 log.error(
-                    "the archive of %s is not written: %s; next try in %.1f s",
-                    self.keyspace,
-                    error,
-                    pause_seconds,
+                    "the archive of %s is not written: %s; next try in %.1f s", self.keyspace, error, pause_seconds
                 )
                 self._is_stopping.wait(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, RETRY_MAX_SECONDS)

@@ -64,8 +64,7 @@ def open_recording(path: Path) -> list[Recording]:
     far as that shows without reading all."""
     if path.is_dir() or path.suffix == ".parquet":
         return [
-            Recording(each.keyspace, each.lineage, each.before.position, each.messages)
-            for each in open_archive(path)
+            Recording(each.keyspace, each.lineage, each.before.position, each.messages) for each in open_archive(path)
         ]
     lineages: dict[str, Recording] = {}
     for message in read_json_lines(path):
@@ -76,9 +75,7 @@ def open_recording(path: Path) -> list[Recording]:
                 message.keyspace, token.lineage, nothing, _reader_of_lines(path, token.lineage)
             )
     if not lineages:
-        raise FormatError(
-            f"{path}: no line of an update stream", hint="expected what `invalidator stream` prints"
-        )
+        raise FormatError(f"{path}: no line of an update stream", hint="expected what `invalidator stream` prints")
     return [lineages[name] for name in sorted(lineages)]
 
 
@@ -153,10 +150,7 @@ def _transactions(messages: Iterator[StreamMessage]) -> Iterator[tuple[int, Tran
             yield (
                 message.token.epoch,
                 transaction._replace(
-                    changes=kept,
-                    raised_tables=frozenset(raised),
-                    reasons=tuple(dict.fromkeys(reasons)),
-                    first_row=0,
+                    changes=kept, raised_tables=frozenset(raised), reasons=tuple(dict.fromkeys(reasons)), first_row=0
                 ),
             )
 
@@ -220,8 +214,7 @@ class StripesOfReplay:
         self._shard = shard
         self._driver = BlockingDriver(nodes, time.sleep, read_stream=self._read_stream)
         self._restorers = {
-            name: Restorer(name, member.policy, member.clock, member.nonce)
-            for name, member in shard.members.items()
+            name: Restorer(name, member.policy, member.clock, member.nonce) for name, member in shard.members.items()
         }
         self._lives: dict[str, bytes] = {}
 
@@ -293,9 +286,7 @@ class Replay:
                 if self._is_stopping:
                     break
                 objects = {
-                    name: each
-                    for name, each in registry.items()
-                    if each.config.keyspace == recording.keyspace
+                    name: each for name, each in registry.items() if each.config.keyspace == recording.keyspace
                 }
                 results.append(self._replay(recording, objects, nodes))
             return results
@@ -331,8 +322,7 @@ class Replay:
             if not source.is_exhausted:
                 return False
             if all(
-                member.is_joined and member.applied.contains(source.position)
-                for member in shard.members.values()
+                member.is_joined and member.applied.contains(source.position) for member in shard.members.values()
             ):
                 return True
             exhausted_at.append(running_clock())
@@ -382,14 +372,10 @@ class Replay:
             time.sleep(JOIN_PAUSE_SECONDS)
         return set(shard.members)
 
-    def _create_invalidator(
-        self, recording: Recording, objects: Mapping[str, ObjectDefinition]
-    ) -> ShardInvalidator:
+    def _create_invalidator(self, recording: Recording, objects: Mapping[str, ObjectDefinition]) -> ShardInvalidator:
         cache = self.config.cache
         placement, *previous = placements_of(cache)
-        policy = node_policy(
-            cache, recording.lineage, objects, topology=self.config.topology, is_serving=False
-        )
+        policy = node_policy(cache, recording.lineage, objects, topology=self.config.topology, is_serving=False)
         return ShardInvalidator(
             members=create_members(
                 cache.all_nodes,

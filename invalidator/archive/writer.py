@@ -219,9 +219,7 @@ class ArchiveWriter:
         one before it, `OSError` if the disk is full or fails: then `abandon` it."""
         lineage = message.token.lineage
         if message.keyspace != self._keyspace:
-            raise ConfigError(
-                f"a message of keyspace {message.keyspace!r} for the archive of {self._keyspace!r}"
-            )
+            raise ConfigError(f"a message of keyspace {message.keyspace!r} for the archive of {self._keyspace!r}")
         if lineage not in self._lineages:
             self._lineages[lineage] = _Lineage(0, _nothing_before(message.token), None)
         state = self._lineages[lineage]
@@ -406,9 +404,7 @@ class ArchiveWriter:
         )
 
 
-def _find_items(
-    finder: KeyFinder, transaction: Transaction, change: RowChange
-) -> tuple[list[bytes], dict[str, str]]:
+def _find_items(finder: KeyFinder, transaction: Transaction, change: RowChange) -> tuple[list[bytes], dict[str, str]]:
     """As in the invalidator: the items, or the table whose floor is raised because its items are not known."""
     items, raised = finder.find(Transaction(transaction.position, transaction.timestamp_us, (change,)))
     return list(items), raised
@@ -442,9 +438,7 @@ def make_storage_error(folder: Path, error: OSError) -> FreshnessError:
     message = f"the archive {folder} cannot be written: {error.strerror}"
     if error.errno in _FOR_AN_OPERATOR:
         return ConfigError(message, hint="give another folder, or the right to write there")
-    return StorageUnavailable(
-        message, hint="make room, then start it again: it goes on after the last complete file"
-    )
+    return StorageUnavailable(message, hint="make room, then start it again: it goes on after the last complete file")
 
 
 def _sync_folder(folder: Path) -> None:

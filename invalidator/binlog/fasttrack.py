@@ -315,9 +315,7 @@ class FastTrack:
             self._sequences[domain] = sequence
             self._sequence = None
         self._general.position = position
-        self._found.append(
-            keyed_transaction(position, timestamp_us, tuple(items), rows_bytes if items else 0)
-        )
+        self._found.append(keyed_transaction(position, timestamp_us, tuple(items), rows_bytes if items else 0))
 
 
 def make_decoder(
@@ -334,9 +332,7 @@ def make_decoder(
     flavor, database, heartbeats = subscription.flavor, subscription.database, subscription.heartbeat_table
 
     def make_general(rows: RowReader) -> EventDecoder:
-        return EventDecoder(
-            subscription, rows, find_cascades=find_cascades, rows_max=rows_max, piece_rows=piece_rows
-        )
+        return EventDecoder(subscription, rows, find_cascades=find_cascades, rows_max=rows_max, piece_rows=piece_rows)
 
     if definitions is None:
         return make_general(RowDecoder(flavor, database, subscription.tables, heartbeats, find_period))

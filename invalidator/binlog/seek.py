@@ -26,14 +26,7 @@ from itertools import takewhile
 from typing import Final
 
 from freshness.config.server import ServerAddress
-from freshness.database.connection import (
-    Connection,
-    connect,
-    connected,
-    executed_position,
-    read_rows,
-    translated,
-)
+from freshness.database.connection import Connection, connect, connected, executed_position, read_rows, translated
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, decode_position, parse_position
 from invalidator.binlog.dump import dump_files, force_close
@@ -65,11 +58,7 @@ class Mark:
 
 
 def find_position(
-    address: ServerAddress,
-    flavor: str,
-    timestamp_us: int,
-    *,
-    margin_seconds: float | None = None,
+    address: ServerAddress, flavor: str, timestamp_us: int, *, margin_seconds: float | None = None
 ) -> Position:
     """A position from which every transaction committed at or after ``timestamp_us`` (µs since 1970, by the server's
     clock) is streamed. For a time in the future it is the head, with a warning.
@@ -155,8 +144,7 @@ def _read_mysql_mark(event: LogEvent) -> Mark:
     body = event.body
     if len(body) < 49:
         raise StreamStopped(
-            f"the GTID event at {event.log_pos} has no time of its commit",
-            hint="MySQL 8.0.1 or later writes it",
+            f"the GTID event at {event.log_pos} has no time of its commit", hint="MySQL 8.0.1 or later writes it"
         )
     # The top bit says that the original time follows
     time_us = int.from_bytes(body[42:49], "little") & ((1 << 55) - 1)

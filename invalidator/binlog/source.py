@@ -176,9 +176,7 @@ class _Reader:
         self._packets = packets
         self._first = first
         self._pause_seconds = pause_seconds
-        self._thread = threading.Thread(
-            target=self._run, name=f"binlog {address.host}:{address.port}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"binlog {address.host}:{address.port}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -214,9 +214,7 @@ class TransactionAssembler:
         if table.wanted and table.name != self._subscription.heartbeat_table:
             self._current("a table map").announced.add(table.name)
 
-    def add_rows(
-        self, rows: ChangedRows, size_bytes: int = 0, event: LogEvent | None = None
-    ) -> Transaction | None:
+    def add_rows(self, rows: ChangedRows, size_bytes: int = 0, event: LogEvent | None = None) -> Transaction | None:
         """Add one row event, with its size in the log; return a piece if pieces are asked for and one is full.
         ``event``: the row event, if it can be read again."""
         group = self._current("a row event")
@@ -273,16 +271,11 @@ class TransactionAssembler:
 
     def _remember_prepared(self, xid: Xid, group: _Group) -> None:
         self._forget_prepared(xid)
-        if (
-            self._prepared_rows + group.rows > XA_ROWS_MAX
-            or self._prepared_bytes + group.size_bytes > XA_BYTES_MAX
-        ):
+        if self._prepared_rows + group.rows > XA_ROWS_MAX or self._prepared_bytes + group.size_bytes > XA_BYTES_MAX:
             self._drop_rows(group, "too many rows in all prepared XA transactions")
         if len(self._prepared) >= XA_TRANSACTIONS_MAX:
             self._forget_prepared(next(iter(self._prepared)))
-        prepared = _Prepared(
-            tuple(group.changes), frozenset(group.raised), tuple(group.items), group.size_bytes
-        )
+        prepared = _Prepared(tuple(group.changes), frozenset(group.raised), tuple(group.items), group.size_bytes)
         self._prepared[xid] = prepared
         self._prepared_rows += prepared.rows
         self._prepared_bytes += prepared.size_bytes

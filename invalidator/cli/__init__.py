@@ -69,8 +69,7 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _take_common_options(
     _: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options that stand before a verb."""

@@ -24,9 +24,7 @@ ANSWER_SECONDS: Final = 2.0
 
 Fix = Annotated[
     bool,
-    typer.Option(
-        "--fix", help="Set binlog_row_metadata=FULL and create the heartbeat table, where that is missing."
-    ),
+    typer.Option("--fix", help="Set binlog_row_metadata=FULL and create the heartbeat table, where that is missing."),
 ]
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -67,9 +65,7 @@ def _print(mended: Sequence[CheckFinding], findings: Sequence[CheckFinding]) -> 
 
     console = Console(soft_wrap=True, highlight=False)
     for finding in mended:
-        console.print(
-            Text.assemble(("mended", "green"), f" {finding.rule.slug}: {finding.message} ({finding.hint})")
-        )
+        console.print(Text.assemble(("mended", "green"), f" {finding.rule.slug}: {finding.message} ({finding.hint})"))
     for finding in findings:
         told = str(finding).removeprefix(finding.severity)
         console.print(Text.assemble((finding.severity, _STYLES[finding.severity]), told))

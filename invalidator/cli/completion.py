@@ -17,6 +17,4 @@ completion_init()  # the answers to the script, which calls the program with a v
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell that is to complete.")]) -> None:
     """Print the script with which a shell completes verbs and options."""
-    typer.echo(
-        get_completion_script(prog_name=PROGRAM, complete_var=f"_{PROGRAM.upper()}_COMPLETE", shell=shell)
-    )
+    typer.echo(get_completion_script(prog_name=PROGRAM, complete_var=f"_{PROGRAM.upper()}_COMPLETE", shell=shell))

@@ -27,20 +27,13 @@ class NodesAction(StrEnum):
 
 
 def nodes(
-    action: Annotated[
-        NodesAction, typer.Argument(help="Print the step that is due, or do it.")
-    ] = NodesAction.STATUS,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NODE", help="HOST:PORT, as in cache.nodes.")
-    ] = None,
+    action: Annotated[NodesAction, typer.Argument(help="Print the step that is due, or do it.")] = NodesAction.STATUS,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="HOST:PORT, as in cache.nodes.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the change of the file, and write nothing.")
     ] = False,
     after_ttl: Annotated[
-        bool,
-        typer.Option(
-            "--after-ttl", help="For finish: value_ttl_seconds have passed since nodes were removed."
-        ),
+        bool, typer.Option("--after-ttl", help="For finish: value_ttl_seconds have passed since nodes were removed.")
     ] = False,
     as_json: AsJson = False,
     config: ConfigPath = DEFAULT_CONFIG,
@@ -61,9 +54,7 @@ def nodes(
         case NodesAction.REMOVE:
             text = change.change_nodes(present, partial(change.remove, nodes=given))
         case NodesAction.REPLACE:
-            text = change.change_nodes(
-                present, partial(change.replace_node, previous=given[0], node=given[1])
-            )
+            text = change.change_nodes(present, partial(change.replace_node, previous=given[0], node=given[1]))
         case NodesAction.FINISH:
             text = change.finish(present, is_after_ttl=after_ttl)
         case NodesAction.RENEW if not dry_run:

@@ -17,17 +17,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyspaceName = Annotated[str | None, typer.Option("--keyspace", help="Needed where there are several.")]
 Since = Annotated[
     str | None,
-    typer.Option(
-        "--since", help='"now", a resume text, an event token, or a time such as 2026-01-31T12:00:00Z.'
-    ),
+    typer.Option("--since", help='"now", a resume text, an event token, or a time such as 2026-01-31T12:00:00Z.'),
 ]
 
 
 TableNames = Annotated[
     str | None,
-    typer.Option(
-        "--tables", help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'
-    ),
+    typer.Option("--tables", help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'),
 ]
 
 

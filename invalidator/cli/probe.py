@@ -18,9 +18,7 @@ PRINTED_WIDTH: Final = 160
 
 def probe(
     share: Annotated[float, typer.Option(help="Of the keys that are sampled: above 0, at most 1.")] = 0.01,
-    scales: Annotated[
-        str, typer.Option(help="Seconds after a change at which it is compared.")
-    ] = "1,10,60,300",
+    scales: Annotated[str, typer.Option(help="Seconds after a change at which it is compared.")] = "1,10,60,300",
     rate: Annotated[
         float, typer.Option(min=1, help="Comparisons a second after changes, and as many in sweeps.")
     ] = 100,

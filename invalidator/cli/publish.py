@@ -23,8 +23,7 @@ def publish(
     keyspace: KeyspaceName = None,
     since: Since = None,
     record_format: Annotated[
-        Literal["lines", "debezium"],
-        typer.Option("--format", help="The stream's own lines, or Debezium's envelope."),
+        Literal["lines", "debezium"], typer.Option("--format", help="The stream's own lines, or Debezium's envelope.")
     ] = "lines",
     topics: Annotated[str, typer.Option(help="The topic of a table.")] = "{prefix}.{schema}.{table}",
     tables: TableNames = None,

@@ -41,9 +41,7 @@ def replay(
         call_on_stop(work.stop)
         results = work.run()
     if as_json:
-        print_json(
-            {"namespace": work.config.cache.namespace, "lineages": [each.to_json() for each in results]}
-        )
+        print_json({"namespace": work.config.cache.namespace, "lineages": [each.to_json() for each in results]})
     else:
         for result in results:
             typer.echo(str(result))

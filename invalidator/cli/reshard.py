@@ -23,14 +23,10 @@ class ReshardAction(StrEnum):
 
 
 def reshard(
-    action: Annotated[
-        ReshardAction, typer.Argument(help="Print the steps, where they stand, or do the next.")
-    ],
+    action: Annotated[ReshardAction, typer.Argument(help="Print the steps, where they stand, or do the next.")],
     previous: Annotated[Path, typer.Argument(metavar="FROM", help="The file before: the sources serve.")],
     final: Annotated[Path, typer.Argument(metavar="TO", help="The file after: the destinations serve.")],
-    done: Annotated[
-        bool, typer.Option("--done", help="The operator's step that nothing shows is done.")
-    ] = False,
+    done: Annotated[bool, typer.Option("--done", help="The operator's step that nothing shows is done.")] = False,
     reload: Annotated[
         str | None, typer.Option(help="Command that makes every invalidator load the file again.")
     ] = None,

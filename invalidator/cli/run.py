@@ -52,10 +52,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-FORMATTERS: Final[Mapping[str, Callable[[], logging.Formatter]]] = {
-    "text": TextFormatter,
-    "json": JsonFormatter,
-}
+FORMATTERS: Final[Mapping[str, Callable[[], logging.Formatter]]] = {"text": TextFormatter, "json": JsonFormatter}
 """By the value of ``--log-format``."""
 
 
@@ -65,14 +62,11 @@ def run(
         list[str] | None, typer.Option(help="Take only this shard; may be repeated. Else all of them.")
     ] = None,
     node: Annotated[
-        list[str] | None,
-        typer.Option(help="Look after this cache node only; may be repeated. Else all of them."),
+        list[str] | None, typer.Option(help="Look after this cache node only; may be repeated. Else all of them.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            help="Send everything again from this time on, or from the time of this token or resume text."
-        ),
+        typer.Option(help="Send everything again from this time on, or from the time of this token or resume text."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
@@ -98,9 +92,7 @@ def run(
                 'stream.start = "now" and --since: nothing is left in the cache that could be repaired',
                 hint='give one of them; start = "progress" is the default',
             )
-        since_us = parse_past(
-            since, now_us=time.time_ns() // 1000, rewind_seconds=settings.stream.rewind_seconds
-        )
+        since_us = parse_past(since, now_us=time.time_ns() // 1000, rewind_seconds=settings.stream.rewind_seconds)
     invalidator = Invalidator(settings, shards=shard or (), nodes=node or (), since_us=since_us)
     reload_on_hangup(config, invalidator.reload)
     call_on_stop(invalidator.stop)

@@ -22,17 +22,13 @@ def stream(
     keyspace: KeyspaceName = None,
     key_range: Annotated[str, typer.Option(help='Which keys, such as "-80".')] = "-",
     since: Since = None,
-    skew: Annotated[
-        bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
-    ] = None,
+    skew: Annotated[bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Changes until the end.")] = None,
     tables: TableNames = None,
     columns: Annotated[
         str | None, typer.Option(help='COLUMN or TABLE.COLUMN, such as "id,orders.*"; default: all.')
     ] = None,
-    images: Annotated[
-        Images, typer.Option(help="How much of a row: all of it, or the primary key alone.")
-    ] = "full",
+    images: Annotated[Images, typer.Option(help="How much of a row: all of it, or the primary key alone.")] = "full",
     heartbeats: Annotated[
         bool, typer.Option("--heartbeats/--no-heartbeats", help="Also lines of invalidators' heartbeats.")
     ] = True,

@@ -47,9 +47,7 @@ class Certificate(NamedTuple):
                 try:
                     present = self.load()
                 except OSError as error:  # also those of TLS
-                    log.warning(
-                        "the certificate of the HTTP service stays as it was: %s: %s", self.cert, error
-                    )
+                    log.warning("the certificate of the HTTP service stays as it was: %s: %s", self.cert, error)
             connection.context = present
 
         context.sni_callback = on_hello

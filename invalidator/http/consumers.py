@@ -182,8 +182,7 @@ class Consumer:
         if self.buffer.is_abandoned:
             return b""
         log.warning(
-            "a consumer of the update stream did not read for %.0f s and is disconnected",
-            self.policy.slow_seconds,
+            "a consumer of the update stream did not read for %.0f s and is disconnected", self.policy.slow_seconds
         )
         return self.format(EndLine(reason="too slow: the buffer stayed full", resume=self._resume))
 
@@ -205,9 +204,7 @@ class StreamResponse(Response):
     """Sends what a consumer's thread puts into the buffer, for as long as the client reads."""
 
     def __init__(self, consumer: Consumer, media_type: str, release: Callable[[], None]) -> None:
-        super().__init__(
-            media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-        )
+        super().__init__(media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._consumer = consumer
         self._release = release
@@ -292,8 +289,7 @@ class StreamHub:
         with self._lock:
             if self._count >= consumers_max:
                 raise TooManyConsumers(
-                    f"{self._count} consumers are connected",
-                    hint="try again later, or raise http.consumers_max",
+                    f"{self._count} consumers are connected", hint="try again later, or raise http.consumers_max"
                 )
             self._count += 1
 
@@ -317,15 +313,9 @@ class StreamParameters(BaseModel):
     images: Images = Field("full", description="whole rows, or their primary keys alone")
     minimize_skew: bool | None = Field(None, description="align the shards in time")
     count: int | None = Field(None, ge=1, description="lines until the end")
-    heartbeats: bool = Field(
-        True, description="also lines of invalidators' heartbeats, and of an idle stream"
-    )
-    refresh: str | None = Field(
-        None, description='also the rows that tables have now, such as "orders,customers"'
-    )
-    refresh_from: Literal["primary", "replica"] = Field(
-        "primary", description="the server whose rows are read"
-    )
+    heartbeats: bool = Field(True, description="also lines of invalidators' heartbeats, and of an idle stream")
+    refresh: str | None = Field(None, description='also the rows that tables have now, such as "orders,customers"')
+    refresh_from: Literal["primary", "replica"] = Field("primary", description="the server whose rows are read")
     refresh_rows_per_second: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="that are read, at most"
     )
@@ -357,11 +347,7 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
         200: {"description": "Lines, without an end", "content": {LINES: {}, EVENTS: {}}}
     }
 
-    @v1.get(
-        "/update-stream",
-        response_class=Response,
-        responses=lines | describe_refusals(400, 403, 410, 422, 503),
-    )
+    @v1.get("/update-stream", response_class=Response, responses=lines | describe_refusals(400, 403, 410, 422, 503))
     def update_stream(
         request: Request,
         parameters: Annotated[StreamParameters, Query()],

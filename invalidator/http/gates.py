@@ -126,9 +126,7 @@ class TokenGate:
             await self._app({**scope, _GRANT: grant}, receive, send)
         elif grant is not None:
             scopes = " or ".join(sorted(find_scopes(method, path)))
-            hint = (
-                f"it needs the scope {scopes}" if scopes else "the operator's own token opens every address"
-            )
+            hint = f"it needs the scope {scopes}" if scopes else "the operator's own token opens every address"
             response = refuse(403, "NotAllowed", f"this token does not open {method} {path}", hint)
             await response(scope, receive, send)
         else:
@@ -162,9 +160,7 @@ def read_grants(config: Config) -> dict[str, Grant]:
         where = f"http.clients.{name}.token_file"
         token = _read_token(config, where, client.token_file)
         if token in grants:
-            raise ConfigError(
-                f"{where}: another file has the same token", hint="put another random text there"
-            )
+            raise ConfigError(f"{where}: another file has the same token", hint="put another random text there")
         grants[token] = Grant(frozenset(client.scopes), client.tables, client.hidden_columns)
     return grants
 
@@ -196,9 +192,7 @@ class BodyGate:
                 body = await _read_body(scope, receive)
         except DocumentTooLarge:
             message = f"the document has more than {BODY_BYTES_MAX} bytes"
-            await refuse(413, "DocumentTooLarge", message, "send it in several requests")(
-                scope, receive, send
-            )
+            await refuse(413, "DocumentTooLarge", message, "send it in several requests")(scope, receive, send)
             return
         except TimeoutError:
             message = f"the document did not come within {BODY_SECONDS:.0f} s"

@@ -22,13 +22,7 @@ from fastapi import APIRouter, FastAPI, Header
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from invalidator.http.consumers import (
-    EVENTS,
-    TooManyConsumers,
-    call_at_disconnect,
-    encode_event,
-    wants_events,
-)
+from invalidator.http.consumers import EVENTS, TooManyConsumers, call_at_disconnect, encode_event, wants_events
 from invalidator.http.gates import PAGE_FILES
 from invalidator.http.refusal import describe_refusals
 
@@ -141,9 +135,7 @@ class OverviewEvents(Response):
             async with asyncio.timeout(policy.slow_seconds):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             with suppress(TimeoutError):
-                await asyncio.wait_for(
-                    ending.wait(), policy.period_seconds * max(1.0, len(event) / LARGE_BYTES)
-                )
+                await asyncio.wait_for(ending.wait(), policy.period_seconds * max(1.0, len(event) / LARGE_BYTES))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -99,9 +99,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known:
-            raise ConfigError(
-                f"{request.url.path} takes no parameter {name!r}", hint=_propose_name(name, known)
-            )
+            raise ConfigError(f"{request.url.path} takes no parameter {name!r}", hint=_propose_name(name, known))
         if names.count(name) > 1:
             raise ConfigError(f"the parameter {name!r} is given twice", hint="give it once")
 

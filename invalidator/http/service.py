@@ -110,9 +110,7 @@ def _add_probes(api: FastAPI, invalidator: Invalidator, secured: Sequence[params
         is_ready = bool(invalidator.workers) and not any(missing.values())
         response.status_code = 200 if is_ready else 503
         errors = {
-            each.assignment.shard.lineage: error
-            for each in invalidator.workers
-            if (error := _find_error(each))
+            each.assignment.shard.lineage: error for each in invalidator.workers if (error := _find_error(each))
         }
         return {"ready": is_ready, **missing, "last_errors": errors}
 
@@ -170,9 +168,7 @@ def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidati
     names = [column.name for column in registry[wanted.object].builder.columns]
     for key in wanted.keys:
         if len(key) != len(names):
-            raise FormatError(
-                f"a key of {wanted.object} got {len(key)} values", hint=f"give {', '.join(names)}"
-            )
+            raise FormatError(f"a key of {wanted.object} got {len(key)} values", hint=f"give {', '.join(names)}")
 
 
 class HttpService:
@@ -235,15 +231,12 @@ def open_socket(listen: str, *, demands_token: bool) -> socket.socket:
             hint="set http.token_file, or listen on 127.0.0.1",
         )
     try:
-        listening = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         # Connections have it from here. asyncio sets it on its own sockets alone: the body of a response would
         # wait until the client has acknowledged the head, for 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
         raise ConfigError(
-            f"http.listen = {listen}: {error.strerror or error}",
-            hint="choose another port, or leave it out",
+            f"http.listen = {listen}: {error.strerror or error}", hint="choose another port, or leave it out"
         ) from error

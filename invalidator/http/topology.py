@@ -19,8 +19,7 @@ def describe_topology(config: Config) -> dict[str, Any]:
         },
         "keyspaces": {name: _describe_keyspace(each) for name, each in config.keyspaces.items()},
         "objects": {
-            name: {"keyspace": each.keyspace, "tables": list(each.tables)}
-            for name, each in config.objects.items()
+            name: {"keyspace": each.keyspace, "tables": list(each.tables)} for name, each in config.objects.items()
         },
     }
 

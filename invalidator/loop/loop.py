@@ -65,11 +65,7 @@ class LoopObserver:
 
 
 def run_loop(
-    shard: ShardInvalidator,
-    *,
-    transactions_max: int,
-    is_stopping: Callable[[], bool],
-    observer: LoopObserver,
+    shard: ShardInvalidator, *, transactions_max: int, is_stopping: Callable[[], bool], observer: LoopObserver
 ) -> LoopProcedure:
     """Invalidate until ``is_stopping``; then leave the resume copies up to date."""
     logged = ""
@@ -112,10 +108,7 @@ def run_loop(
 
 
 def _follow(
-    shard: ShardInvalidator,
-    transactions_max: int,
-    is_stopping: Callable[[], bool],
-    observer: LoopObserver,
+    shard: ShardInvalidator, transactions_max: int, is_stopping: Callable[[], bool], observer: LoopObserver
 ) -> LoopProcedure:
     """Apply what the stream brings, until a stop, or until it must be opened elsewhere."""
     while not is_stopping():
@@ -132,9 +125,7 @@ def _follow(
             return
 
 
-def _pause(
-    shard: ShardInvalidator, observer: LoopObserver, error: FreshnessError, logged: str
-) -> Procedure[str]:
+def _pause(shard: ShardInvalidator, observer: LoopObserver, error: FreshnessError, logged: str) -> Procedure[str]:
     """Wait before the next try. Leases are kept, or closed, as the age of the own heartbeat demands. Returns the
     error as text: it is logged once, however long it stays, as ``logged``."""
     observer.failed(error)

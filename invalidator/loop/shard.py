@@ -67,16 +67,12 @@ class ShardInvalidator(Applier):
 
     @property
     def needs_rewind(self) -> bool:
-        missed = any(
-            member.node in self.unrepeated and member.node not in self._repeating for member in self.joined
-        )
+        missed = any(member.node in self.unrepeated and member.node not in self._repeating for member in self.joined)
         return missed or super(ShardInvalidator, self).needs_rewind
 
     def opened(self, start: Position) -> None:
         Applier.opened(self, start)
-        self._repeating = {
-            member.node: member.applied for member in self.joined if member.node in self.unrepeated
-        }
+        self._repeating = {member.node: member.applied for member in self.joined if member.node in self.unrepeated}
 
     def find_before(self, member: Membership, before: Position) -> Position:
         # Nothing that the node has acknowledged counts as sent. A gap stays a gap.

@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from invalidator.probe.tally import LAG_BUCKETS_SECONDS, ProbeTally
@@ -69,9 +64,7 @@ class ProbeMetrics(Collector):
             buckets.append((str(float(bound)) if bound < math.inf else "+Inf", total))
         lags.add_metric([], buckets, tally.lag_seconds)
         yield lags
-        yield CounterMetricFamily(
-            "freshness_probe_changes", "Changes of sampled keys in the stream.", tally.changes
-        )
+        yield CounterMetricFamily("freshness_probe_changes", "Changes of sampled keys in the stream.", tally.changes)
         yield CounterMetricFamily("freshness_probe_sweeps", "Sweeps that came to their end.", tally.sweeps)
         yield GaugeMetricFamily("freshness_probe_waiting", "Comparisons that are to come.", tally.waiting)
         yield GaugeMetricFamily(

@@ -34,13 +34,7 @@ from freshness.comparison.comparison import (
     give_up,
     repair,
 )
-from freshness.comparison.entry import (
-    ENTRIES_PER_BATCH_MAX,
-    NodeEntry,
-    find_object,
-    judge,
-    read_items,
-)
+from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, find_object, judge, read_items
 from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FreshnessError
 from freshness.position import Position
@@ -195,9 +189,7 @@ class Prober:
             self.tally.changes += 1
             if item in self._fresh:
                 self.tally.dropped["merged"] += 1
-            elif self._probes.add(
-                now + self.plan.scales_seconds[0], Probe(item, lineage, position, changed_at=now)
-            ):
+            elif self._probes.add(now + self.plan.scales_seconds[0], Probe(item, lineage, position, changed_at=now)):
                 self._fresh.add(item)
             else:
                 self.tally.dropped["full"] += 1
@@ -221,9 +213,7 @@ class Prober:
             else:
                 ready.append(probe)
             if probe.place + 1 < len(self.plan.scales_seconds):
-                following = Probe(
-                    probe.item, probe.lineage, probe.position, probe.changed_at, probe.place + 1
-                )
+                following = Probe(probe.item, probe.lineage, probe.position, probe.changed_at, probe.place + 1)
                 later = probe.changed_at + self.plan.scales_seconds[following.place]
                 is_added = self._probes.add(later, following)
                 assert is_added, "one was taken out of the same schedule"
@@ -276,10 +266,7 @@ class Prober:
             self._follow(suspects, by_item, records)
 
     def _follow(
-        self,
-        suspects: Sequence[Suspect],
-        by_item: dict[bytes, list[Probe]],
-        records: dict[str, NodeRecord | None],
+        self, suspects: Sequence[Suspect], by_item: dict[bytes, list[Probe]], records: dict[str, NodeRecord | None]
     ) -> None:
         new = []
         for suspect in suspects:
@@ -302,9 +289,7 @@ class Prober:
             self._followed[key] = Followed(suspect, now)
             self._attach(self._followed[key], by_item[key[0]], records)
 
-    def _attach(
-        self, followed: Followed, probes: Iterable[Probe], records: dict[str, NodeRecord | None]
-    ) -> None:
+    def _attach(self, followed: Followed, probes: Iterable[Probe], records: dict[str, NodeRecord | None]) -> None:
         """A probe whose change the node has not acknowledged has found lag; the others wait for the verdict."""
         for probe in probes:
             record = records.get(probe.lineage)

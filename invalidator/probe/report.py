@@ -76,8 +76,7 @@ class ProbeSummary:
         measured = sum(tally.lags.values())
         return cls(
             results=tuple(
-                _result(tally, name, scale)
-                for name, scale in sorted({key[:2] for key in tally.verdicts}, key=_rank)
+                _result(tally, name, scale) for name, scale in sorted({key[:2] for key in tally.verdicts}, key=_rank)
             ),
             losses=sum(tally.losses.values()),
             repaired=sum(tally.repaired.values()),
@@ -141,9 +140,7 @@ def _rank(key: tuple[str, str]) -> tuple[str, float]:
 def _result(tally: ProbeTally, name: str, scale: str) -> ScaleResult:
     right, absent, lag, loss, unknown = (tally.verdicts[name, scale, verdict] for verdict in VERDICTS)
     share = lower_bound(right, right + lag + loss)
-    return ScaleResult(
-        name, scale, right, absent, lag, loss, unknown, math.floor(10 * count_nines(share)) / 10
-    )
+    return ScaleResult(name, scale, right, absent, lag, loss, unknown, math.floor(10 * count_nines(share)) / 10)
 
 
 def print_summary(summary: ProbeSummary, console: Console) -> None:

@@ -284,10 +284,7 @@ class Invalidator:
             if _is_waiting(each):
                 each.worker.metrics.shard_waiting.set(1)
                 log.warning(
-                    "shard %s waits for its database: %s; next try in %.0f s",
-                    lineage,
-                    each.error,
-                    each.pause_seconds,
+                    "shard %s waits for its database: %s; next try in %.0f s", lineage, each.error, each.pause_seconds
                 )
             else:
                 self.metrics.shard_failed.labels(lineage).set(1)
@@ -322,9 +319,7 @@ def _assignments(
     nodes: Collection[str],
 ) -> dict[str, Assignment]:
     """By lineage. Raises `ConfigError` for names of shards or nodes that there are none of."""
-    _require_known(
-        "shard", shards, [s.name for keyspace in config.keyspaces.values() for s in keyspace.shards]
-    )
+    _require_known("shard", shards, [s.name for keyspace in config.keyspaces.values() for s in keyspace.shards])
     _require_known("cache node", nodes, config.cache.all_nodes)
     mine = tuple(node for node in config.cache.all_nodes if not nodes or node in nodes)
     assignments = {}
@@ -377,6 +372,4 @@ def _require_successor(present: Config, following: Config) -> None:
 def _require_known(what: str, names: Collection[str], known: Collection[str]) -> None:
     for name in sorted(names):
         if name not in known:
-            raise ConfigError(
-                f"there is no {what} {name!r}", hint=f"expected one of {', '.join(sorted(known))}"
-            )
+            raise ConfigError(f"there is no {what} {name!r}", hint=f"expected one of {', '.join(sorted(known))}")

@@ -133,9 +133,7 @@ class Assignment:
 
     def create_restoration(self, invalidator: ShardInvalidator, pulse: Pulse) -> Restoration:
         """Also for a shard that does not serve: when it begins to, its stripes are there."""
-        return Restoration(
-            self.cache.access, self.nodes, self._make_policy(), invalidator.read_stream, pulse.hurry
-        )
+        return Restoration(self.cache.access, self.nodes, self._make_policy(), invalidator.read_stream, pulse.hurry)
 
     def _make_policy(self) -> NodePolicy:
         return node_policy(

@@ -11,14 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from freshness.algorithm.envelope import (
-    encode_wanted,
-    find_record,
-    record_key,
-    stripe_key,
-    stripe_number,
-    wanted_key,
-)
+from freshness.algorithm.envelope import encode_wanted, find_record, record_key, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Append, Delete, Get, Request
 from freshness.config.access import NodeAccess
@@ -80,7 +73,4 @@ def _locate_keys(
             f"keys of {name} got {len(texts)} values",
             hint=f"a key has {width}: " + ", ".join(column.name for column in columns),
         )
-    return [
-        locate_key(config, registry, name, texts[place : place + width])
-        for place in range(0, len(texts), width)
-    ]
+    return [locate_key(config, registry, name, texts[place : place + width]) for place in range(0, len(texts), width)]

@@ -77,9 +77,7 @@ class Checkup:
             for entry in self._config.objects.values():
                 if entry.keyspace == keyspace.name:
                     with self.noting():
-                        for definition in load_registry(
-                            replace(self._config, objects={entry.name: entry})
-                        ).values():
+                        for definition in load_registry(replace(self._config, objects={entry.name: entry})).values():
                             tables.update(definition.columns_by_table)
                         sound.append(entry)
             for shard in keyspace.shards:
@@ -155,10 +153,7 @@ class Checkup:
             head = executed_position(connection, flavor)
             self._primaries[shard.lineage] = server_identity(connection, flavor)
         if shard.serving and not select_errors(found):
-            with (
-                self.noting(),
-                closing(HeartbeatWriter(shard.primary, flavor, new_instance(), 0)) as heartbeats,
-            ):
+            with self.noting(), closing(HeartbeatWriter(shard.primary, flavor, new_instance(), 0)) as heartbeats:
                 heartbeats.rehearse()
         replicas = []
         for server in (*shard.replicas, shard.primary):
@@ -236,9 +231,7 @@ def _look_as_invalidator(primary: ServerAddress, server: ServerAddress, flavor: 
     return None
 
 
-def _check_reader(
-    connection: Connection, server: ServerAddress, tables: Collection[str]
-) -> Iterator[CheckFinding]:
+def _check_reader(connection: Connection, server: ServerAddress, tables: Collection[str]) -> Iterator[CheckFinding]:
     """Whether the account may read the tables there."""
     for table in tables:
         try:
@@ -293,9 +286,7 @@ def _look_at_node(node: CacheNode, backend: str) -> NodeFacts:
     return replace(facts, clock_ahead_seconds=ahead)
 
 
-def _check_node(
-    node: CacheNode, key: bytes, config: Config, primaries: Mapping[str, str]
-) -> Iterator[CheckFinding]:
+def _check_node(node: CacheNode, key: bytes, config: Config, primaries: Mapping[str, str]) -> Iterator[CheckFinding]:
     namespace = config.cache.namespace
     for lineage in config.lineages:
         keys = record_key(namespace, lineage), resume_key(namespace, lineage)

@@ -27,9 +27,7 @@ def compare_nodes(config: Config) -> tuple[list[str], list[str]]:
         try:
             parse_host_port(node)
         except ConfigError as error:
-            raise ConfigError(
-                f"{source} names {node!r}: {error.message}", hint="expected HOST:PORT"
-            ) from None
+            raise ConfigError(f"{source} names {node!r}: {error.message}", hint="expected HOST:PORT") from None
         if named.count(node) > 1:
             raise ConfigError(f"{source} names {node} twice", hint="name each node once")
     if not named:

@@ -42,9 +42,7 @@ class ShardMetrics:
     )
     nodes_joined: Gauge = _shown(Gauge, "Cache nodes joined.")
     nodes_complete: Gauge = _shown(Gauge, "Cache nodes that have all their stripes, as far as is known.")
-    stripes_restored: Counter = _shown(
-        Counter, "Stripes put back on cache nodes; those of a new life among them."
-    )
+    stripes_restored: Counter = _shown(Counter, "Stripes put back on cache nodes; those of a new life among them.")
     stream_open: Gauge = _shown(Gauge, "1 while the stream is open.")
     stream_reopened: Counter = _shown(Counter, "How often the stream was opened.")
     heartbeat_failures: Counter = _shown(Counter, "Heartbeats that could not be written.")
@@ -94,9 +92,7 @@ class Metrics:
             "Actions that are missing in the recorded history: too many waited, or a file could not be written.",
             registry=self.registry,
         )
-        self.nodes_configured = Gauge(
-            "freshness_nodes_configured", "Cache nodes configured.", registry=self.registry
-        )
+        self.nodes_configured = Gauge("freshness_nodes_configured", "Cache nodes configured.", registry=self.registry)
         self.stripes_configured = Gauge(
             "freshness_stripes_configured",
             "Stripes of each shard on each cache node, as configured.",
@@ -108,10 +104,7 @@ class Metrics:
         self.shard_failed.labels(lineage).set(0)
         self.promotions_adopted.labels(lineage)  # a sample from the start
         return ShardMetrics(
-            **{
-                each.name: getattr(self._of_shards, each.name).labels(lineage)
-                for each in fields(ShardMetrics)
-            }
+            **{each.name: getattr(self._of_shards, each.name).labels(lineage) for each in fields(ShardMetrics)}
         )
 
     def forget_shard(self, lineage: str) -> None:

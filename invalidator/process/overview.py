@@ -100,9 +100,7 @@ def _describe_shard(worker: ShardWorker) -> dict[str, Any]:
             "p99": _round(find_quantile(lags, 0.99)),
             "max": _round(find_quantile(lags, 1.0)),
         },
-        "transactions_per_second": _round(
-            sum(each.transactions for each in buckets[-RATE_BUCKETS:]) / seconds
-        ),
+        "transactions_per_second": _round(sum(each.transactions for each in buckets[-RATE_BUCKETS:]) / seconds),
         "keys_per_second": _round(sum(each.keys for each in buckets[-RATE_BUCKETS:]) / seconds),
         "history": {
             "bucket_seconds": BUCKET_SECONDS,
@@ -178,9 +176,7 @@ LOOK_AT_LAG: Final = "see whether the server whose log is read lags or hangs, or
 
 
 def _summarize(
-    shards: Sequence[Mapping[str, Any]],
-    nodes: Sequence[Mapping[str, Any]],
-    problems: Sequence[PresentProblem],
+    shards: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]], problems: Sequence[PresentProblem]
 ) -> str:
     if problems:
         named = [each.where for each in problems[:NAMED_MAX]] + ["…"] * (len(problems) > NAMED_MAX)
@@ -193,9 +189,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _find_problems(
-    workers: Sequence[ShardWorker], shards: Sequence[Mapping[str, Any]]
-) -> Iterator[PresentProblem]:
+def _find_problems(workers: Sequence[ShardWorker], shards: Sequence[Mapping[str, Any]]) -> Iterator[PresentProblem]:
     """A shard's problem closes its nodes: those that are closed for it are not told."""
     if not workers:
         yield PresentProblem("warning", "this process", "no shard is followed yet", "wait, or read the log")

@@ -89,9 +89,7 @@ class RecentWork:
     def list_lags(self, now: float) -> list[float]:
         """The lags of the last minutes, the smallest first."""
         first = int(now // BUCKET_SECONDS) - BUCKETS_MAX
-        return sorted(
-            lag for bucket in list(self._buckets) if bucket.number >= first for lag in list(bucket.lags)
-        )
+        return sorted(lag for bucket in list(self._buckets) if bucket.number >= first for lag in list(bucket.lags))
 
     def find_clock_difference(self) -> ClockDifference | None:
         """By all samples together; by the last one if they contradict each other: a clock was set, or drifts."""

@@ -143,9 +143,7 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         "life": record.life.hex(),
         "epoch": record.epoch,
         "lease_seconds_left": reply.ttl_seconds,
-        "heartbeat_age_seconds": round(_now_us() / 1e6 - record.as_of_us / 1e6, 3)
-        if record.as_of_us
-        else None,
+        "heartbeat_age_seconds": round(_now_us() / 1e6 - record.as_of_us / 1e6, 3) if record.as_of_us else None,
         "as_of": datetime.fromtimestamp(record.as_of_us / 1e6, UTC).isoformat(),
         "progress": str(record.progress),
         "floor": str(record.floor),
@@ -245,16 +243,13 @@ def find_definition(config: Config, registry: Mapping[str, ObjectDefinition], na
         raise ConfigError(f"unknown object {name!r}", hint=f"{config.path} defines {known}") from None
 
 
-def locate_key(
-    config: Config, registry: dict[str, ObjectDefinition], name: str, texts: Sequence[str]
-) -> LocatedKey:
+def locate_key(config: Config, registry: dict[str, ObjectDefinition], name: str, texts: Sequence[str]) -> LocatedKey:
     """The key that the command line names; keys come as text and are read as the columns' types."""
     definition = find_definition(config, registry, name)
     columns = definition.builder.columns
     if len(texts) != len(columns):
         raise FormatError(
-            f"the key of {name} got {len(texts)} values",
-            hint=f"give {', '.join(column.name for column in columns)}",
+            f"the key of {name} got {len(texts)} values", hint=f"give {', '.join(column.name for column in columns)}"
         )
     values = tuple(_parse_value(column, text) for column, text in zip(columns, texts, strict=True))
     key = definition.builder.build(values)
@@ -290,9 +285,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     with closing(open_node(config.cache.access, located.node)) as node:
         gets = [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
         entry, *replies = node.perform([Get(located.item), *gets])
-        found = {
-            lineage: find_record(reply, node.name) for lineage, reply in zip(lineages, replies, strict=True)
-        }
+        found = {lineage: find_record(reply, node.name) for lineage, reply in zip(lineages, replies, strict=True)}
         numbers = {
             lineage: stripe_number(located.item, record.stripes)
             for lineage, record in found.items()
@@ -378,10 +371,7 @@ def _describe_stripe(reply: Reply, record: NodeRecord | None) -> dict[str, Any]:
 
 
 def _find_fills(
-    config: Config,
-    located: LocatedKey,
-    records: Mapping[str, NodeRecord | None],
-    held: Mapping[str, Reply],
+    config: Config, located: LocatedKey, records: Mapping[str, NodeRecord | None], held: Mapping[str, Reply]
 ) -> list[dict[str, Any]]:
     """For each server that applications read: whether what it shows now would be stored, and why not."""
     keyspace = config.keyspaces[located.definition.config.keyspace]

@@ -29,13 +29,7 @@ from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
-from freshness.errors import (
-    FreshnessError,
-    MembershipLost,
-    NodeUnavailable,
-    SourceUnavailable,
-    SourceUnsuitable,
-)
+from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable, SourceUnavailable, SourceUnsuitable
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
 from freshness.objects.registry import ObjectDefinition
@@ -154,9 +148,7 @@ class ShardWorker:
     def has_repeated(self) -> bool:
         """Whether every node has been sent again what was to be."""
         return (
-            self.invalidator is not None
-            and self.invalidator.since is not None
-            and not (self.invalidator.unrepeated)
+            self.invalidator is not None and self.invalidator.since is not None and not (self.invalidator.unrepeated)
         )
 
     def stop(self) -> None:
@@ -257,15 +249,10 @@ class ShardWorker:
         # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
         epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
         primary = Primary(shard.writable, flavor, epochs.epoch)
-        pulse = Pulse(
-            heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
-        )
+        pulse = Pulse(heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc)
         nodes = {name: open_node(task.cache.access, name) for name in task.nodes}
         driver = BlockingDriver(
-            nodes,
-            self._sleep,
-            read_head=primary.read_head,
-            confirm_succession=task.confirm_succession,
+            nodes, self._sleep, read_head=primary.read_head, confirm_succession=task.confirm_succession
         )
         source = self._source = task.create_source(cascades, self.metrics.transactions_skipped.inc)
         self.invalidator = task.create_invalidator(instance, pulse, self.witness)

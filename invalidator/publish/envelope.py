@@ -43,9 +43,7 @@ _UNKNOWN: Final = Shape("same")
 _encode_document: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def to_debezium_row(
-    image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None
-) -> dict[str, Any] | None:
+def to_debezium_row(image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None) -> dict[str, Any] | None:
     """A column that the table has and the log does not hold is `UNAVAILABLE`, as is a value that cannot be read."""
     if image is None:
         return None

@@ -46,21 +46,11 @@ QUEUE_KBYTES: Final = 65_536
 ROOM_SECONDS: Final = 0.1
 
 OWN_SETTINGS: Final = frozenset(
-    (
-        "bootstrap.servers",
-        "transactional.id",
-        "enable.idempotence",
-        "isolation.level",
-        "acks",
-        "group.id",
-        "logger",
-    )
+    ("bootstrap.servers", "transactional.id", "enable.idempotence", "isolation.level", "acks", "group.id", "logger")
 )
 """Settings of the client that the guarantee needs, and that nobody else sets."""
 
-_FENCED: Final = frozenset(
-    (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-)
+_FENCED: Final = frozenset((KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH))
 _REFUSED: Final = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -97,9 +87,7 @@ def read_settings(path: Path) -> dict[str, str]:
         if not sign:
             raise ConfigError(f"{path}: line {number} has no =", hint="expected name=value")
         if name in OWN_SETTINGS:
-            raise ConfigError(
-                f"{path}: line {number}: {name} cannot be set", hint="what was published depends on it"
-            )
+            raise ConfigError(f"{path}: line {number}: {name} cannot be set", hint="what was published depends on it")
         settings[name] = value
     return settings
 
@@ -113,11 +101,7 @@ class KafkaWriter:
         """Take over from any writer of the prefix before. Raises `ConfigError` for a setting that the client does not
         know, `BrokerUnavailable`, `PublishStopped`."""
         self._positions_topic = positions_topic
-        self._common: dict[str, Any] = {
-            **(settings or {}),
-            "bootstrap.servers": brokers,
-            "logger": log,
-        }
+        self._common: dict[str, Any] = {**(settings or {}), "bootstrap.servers": brokers, "logger": log}
         self._failure: KafkaError | None = None
         self._is_open = False
         self._known: set[str] = set()

@@ -76,9 +76,7 @@ def publish(
     `BrokerUnavailable` and `SourceUnavailable`; later these two are tried again without a limit."""
     keyspace = opener.get_keyspace(publication.keyspace)
     _require_format(publication, keyspace)
-    topics = Topics(
-        publication.prefix, _find_schemas(opener.read_config, keyspace.name), publication.template
-    )
+    topics = Topics(publication.prefix, _find_schemas(opener.read_config, keyspace.name), publication.template)
     pause_seconds, is_begun = RETRY_MIN_SECONDS, False
     while not is_stopping():
         run: _Run | None = None
@@ -89,9 +87,7 @@ def publish(
                 found = kafka.read_position()
                 # Once begun, a position is there, and --since was obeyed.
                 start = _find_start(found, keyspace, None if is_begun else since, topics)
-                opened = opener.open(
-                    StreamQuery(keyspace.name, "-", start, publication.tables, minimize_skew=False)
-                )
+                opened = opener.open(StreamQuery(keyspace.name, "-", start, publication.tables, minimize_skew=False))
                 try:
                     if found is None:
                         kafka.commit(opened.stream.resume)
@@ -193,9 +189,7 @@ def _require_format(publication: Publication, keyspace: Keyspace) -> None:
         )
 
 
-def _find_start(
-    found: ResumeVector | None, keyspace: Keyspace, since: str | None, topics: Topics
-) -> Start | str:
+def _find_start(found: ResumeVector | None, keyspace: Keyspace, since: str | None, topics: Topics) -> Start | str:
     if found is None:
         if since is None:
             raise ConfigError(
@@ -216,9 +210,7 @@ def _find_start(
     return found
 
 
-def _make_writer(
-    publication: Publication, keyspace: Keyspace, topics: Topics, opened: OpenedStream
-) -> RecordWriter:
+def _make_writer(publication: Publication, keyspace: Keyspace, topics: Topics, opened: OpenedStream) -> RecordWriter:
     lines = LineWriter(opened.layouts, opened.stream.resume.format(), heartbeats=False)
     if publication.format == "lines":
         return LineRecords(topics, lines)
@@ -231,9 +223,7 @@ def _find_schemas(read_config: Callable[[], Config], keyspace: str) -> Callable[
     def find(shard_name: str) -> str:
         """Also of a shard that has left: what it still delivers is published."""
         if shard_name not in known:
-            known.update(
-                {each.name: each.primary.database for each in read_config().keyspaces[keyspace].shards}
-            )
+            known.update({each.name: each.primary.database for each in read_config().keyspaces[keyspace].shards})
         return known[shard_name]
 
     return find

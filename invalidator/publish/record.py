@@ -56,8 +56,7 @@ class Topics:
     def __post_init__(self) -> None:
         if not self.prefix or _UNSAFE.search(self.prefix):
             raise ConfigError(
-                f"the prefix {self.prefix!r} of the topics",
-                hint="letters, digits and the characters . _ - alone",
+                f"the prefix {self.prefix!r} of the topics", hint="letters, digits and the characters . _ - alone"
             )
         try:
             probe = self.template.format(prefix="p", schema="s", table="t")

@@ -131,9 +131,7 @@ def judge(server: Server, situation: Situation, *, is_current: bool) -> Candidat
     """How good this server is as a source now. ``is_current``: it is read from, or was until now."""
     state, bounds, start = server.state, situation.bounds, situation.start
     is_read = is_current and situation.is_streaming
-    is_silent = server.error is not None and not (
-        is_read and situation.now - server.answered_at < bounds.stuck
-    )
+    is_silent = server.error is not None and not (is_read and situation.now - server.answered_at < bounds.stuck)
     if state is None or is_silent:
         told = server.error.message if isinstance(server.error, SourceUnsuitable) else str(server.error)
         needed = "; it must, only where its log is read" if isinstance(server.error, SourceUnsuitable) else ""
@@ -203,6 +201,4 @@ def put_in_order(
 def _is_ahead(server: Server, other: Server) -> bool:
     assert server.state is not None
     assert other.state is not None
-    return server.state.executed != other.state.executed and server.state.executed.contains(
-        other.state.executed
-    )
+    return server.state.executed != other.state.executed and server.state.executed.contains(other.state.executed)

@@ -14,13 +14,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.config.server import ServerAddress
-from freshness.database.connection import (
-    Connection,
-    connected,
-    read_rows,
-    replicated_position,
-    server_identity,
-)
+from freshness.database.connection import Connection, connected, read_rows, replicated_position, server_identity
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
@@ -97,8 +91,7 @@ class ServerState:
         if not isinstance(position, MariadbPosition):
             return self.executed.contains(position)
         return all(
-            self.last_numbers.get((domain, server), 0) >= number
-            for domain, server, number in position.gtids()
+            self.last_numbers.get((domain, server), 0) >= number for domain, server, number in position.gtids()
         )
 
 
@@ -278,9 +271,7 @@ def find_filters(replication: Mapping[str, str]) -> list[str]:
 def _reorders(variables: Mapping[str, str], replication: list[dict[str, str]]) -> bool:
     """MySQL: workers that do not preserve the order of commits. MariaDB: parallel threads, which keep it within a
     domain alone, and several domains."""
-    ordered = variables.get("replica_preserve_commit_order") or variables.get(
-        "slave_preserve_commit_order", "ON"
-    )
+    ordered = variables.get("replica_preserve_commit_order") or variables.get("slave_preserve_commit_order", "ON")
     workers = variables.get("replica_parallel_workers") or variables.get("slave_parallel_workers", "0")
     if ordered == "OFF" and int(workers) > 1:
         return True

@@ -36,9 +36,7 @@ def confirm_succession(
     return is_succession_certain(step, present, others)
 
 
-def is_succession_certain(
-    step: ConfirmSuccession, present: ServerState, others: Sequence[ServerState]
-) -> bool:
+def is_succession_certain(step: ConfirmSuccession, present: ServerState, others: Sequence[ServerState]) -> bool:
     """The decision of `confirm_succession`, from the states of the servers."""
     previous = next((state for state in others if state.server == step.previous), None)
     return (

@@ -148,9 +148,7 @@ class Guide:
                 "compare",
                 "the destinations that were copied have all rows of the sources, and are writable",
                 self._find_read_only,
-                todo=(
-                    "copy the last changes, and compare the rows: nothing shows here that none is missing",
-                ),
+                todo=("copy the last changes, and compare the rows: nothing shows here that none is missing",),
                 needs_word=True,
                 before=Stage.SWAPPED,
             )
@@ -311,9 +309,7 @@ class Guide:
         config = self.plan.configs[Stage.PREVIOUS]
         keyspace = config.keyspaces[self.plan.keyspace]
         tables = {
-            table
-            for each in load_registry(config, [keyspace.name]).values()
-            for table in each.columns_by_table
+            table for each in load_registry(config, [keyspace.name]).values() for table in each.columns_by_table
         }
         for shard in self.plan.destinations:
             with connected(shard.writable, "checking it") as connection:

@@ -118,8 +118,7 @@ def finish(config: Config, *, is_after_ttl: bool) -> str:
     step = find_step(config, read_nodes(config))
     if step.name not in ("expire", "finish"):
         raise StepRefused(
-            f"the change of the nodes cannot be finished yet: {'; '.join(step.missing) or step.title}",
-            hint=step.todo,
+            f"the change of the nodes cannot be finished yet: {'; '.join(step.missing) or step.title}", hint=step.todo
         )
     if step.name == "expire" and not is_after_ttl:
         raise StepRefused(
@@ -166,9 +165,7 @@ def _edit_text(text: str, topology: int, nodes: Sequence[str], previous: Sequenc
     if begin is None:
         return text
     end = _HEADER.search(rest, begin.end())
-    cache, behind = (
-        (rest[begin.end() : end.start()], rest[end.start() :]) if end else (rest[begin.end() :], "")
-    )
+    cache, behind = (rest[begin.end() : end.start()], rest[end.start() :]) if end else (rest[begin.end() :], "")
     cache = _PREVIOUS.sub("", cache, 1)
 
     def write(found: re.Match[str]) -> str:
@@ -204,9 +201,7 @@ def find_step(config: Config, entries: Sequence[Mapping[str, Any]]) -> NodesStep
     missing = list(_find_unserved(config, entries))
     if missing:
         todo = f"give {path} to every invalidator, let it load the file (SIGHUP), and wait"
-        return NodesStep(
-            "load", f"the invalidators serve the nodes by topology {config.topology}", todo, missing
-        )
+        return NodesStep("load", f"the invalidators serve the nodes by topology {config.topology}", todo, missing)
     if not cache.previous_nodes:
         return _find_renewal(config, entries)
     missing = [
@@ -218,9 +213,7 @@ def find_step(config: Config, entries: Sequence[Mapping[str, Any]]) -> NodesStep
         return NodesStep("applications", "the applications read by the file", f"give {path} to them", missing)
     removed = [node for node in cache.previous_nodes if node not in cache.nodes]
     if removed:
-        title = (
-            f"entries from before the removal of {', '.join(removed)} expire ({cache.value_ttl_seconds} s)"
-        )
+        title = f"entries from before the removal of {', '.join(removed)} expire ({cache.value_ttl_seconds} s)"
         todo = f"when so long ago the last application got {path}: invalidator nodes finish --after-ttl"
         return NodesStep("expire", title, todo)
     todo = f"invalidator nodes finish, when each application has {path}; those that read nothing are not seen"
@@ -259,8 +252,7 @@ def renew(config: Config, node: str) -> None:
     missing = list(_find_unserved(config, others))
     if missing:
         raise StepRefused(
-            f"{node} is not renewed while another node is not open: {'; '.join(missing)}",
-            hint="wait, then again",
+            f"{node} is not renewed while another node is not open: {'; '.join(missing)}", hint="wait, then again"
         )
     namespace = config.cache.namespace
     # The copy first: a life whose copy is there would be revived

@@ -125,10 +125,7 @@ def _find_problems(
     before, after = previous.keyspaces[name], final.keyspaces[name]
     if final.topology <= previous.topology:
         yield f"topology = {final.topology} in the second one: expected more than {previous.topology}"
-    if (
-        replace(final, topology=previous.topology, keyspaces=previous.keyspaces, path=previous.path)
-        != previous
-    ):
+    if replace(final, topology=previous.topology, keyspaces=previous.keyspaces, path=previous.path) != previous:
         yield "they differ outside of their keyspaces: change nodes, objects and other sections before or after"
     if replace(before, shards=()) != replace(after, shards=()):
         yield f"keyspace {name} changes its flavor, sharding or time-out: a reshard keeps them"

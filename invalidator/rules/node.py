@@ -27,10 +27,7 @@ MEMORY_SHARE_MAX: Final = 0.5
 CONNECTIONS_SHARE_MAX: Final = 0.8
 
 _SERVICES: Final[Mapping[str, tuple[str, str]]] = {
-    "Dragonfly": (
-        "dragonfly_version",
-        "it was not tested; a snapshot of it is data that came back, see the caveats",
-    ),
+    "Dragonfly": ("dragonfly_version", "it was not tested; a snapshot of it is data that came back, see the caveats"),
     "KeyDB": ("mvcc_depth", "it was not tested; active replicas would bring old values back: use none"),
 }
 
@@ -84,9 +81,7 @@ def _check_memcached(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iter
     yield from _check_connections(node, most, node.number("stats", "curr_connections"), "-c", cache)
     refused = node.number("stats", "listen_disabled_num") + node.number("stats", "rejected_connections")
     if refused:
-        yield node.find(
-            Rule.NODE_CONNECTIONS, f"it has refused connections {refused} times", "raise -c of memcached"
-        )
+        yield node.find(Rule.NODE_CONNECTIONS, f"it has refused connections {refused} times", "raise -c of memcached")
     idle = node.number("stats settings", "idle_timeout")
     if idle:
         yield node.find(Rule.IDLE_TIMEOUT, f"it ends connections that are idle for {idle} s (idle_timeout)")
@@ -116,52 +111,38 @@ def _check_redis(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iterator
     yield from _check_memory(node, memory, cache, lineages)
     if "CONFIG" in node.told and not node.told["CONFIG"]:
         yield node.find(
-            Rule.CONFIG_HIDDEN,
-            "it does not tell its configuration: time-outs and persistence were not looked at",
+            Rule.CONFIG_HIDDEN, "it does not tell its configuration: time-outs and persistence were not looked at"
         )
     if node.text("CONFIG", "save") or node.text("INFO", "aof_enabled") == "1":
         yield node.find(Rule.PERSISTENT, "it keeps its data on disk (save, appendonly)")
     idle = node.number("CONFIG", "timeout")
     if idle:
         yield node.find(
-            Rule.IDLE_TIMEOUT,
-            f"it ends connections that are idle for {idle} s (timeout)",
-            "CONFIG SET timeout 0",
+            Rule.IDLE_TIMEOUT, f"it ends connections that are idle for {idle} s (timeout)", "CONFIG SET timeout 0"
         )
     most = node.number("INFO", "maxclients")
     yield from _check_connections(node, most, node.number("INFO", "connected_clients"), "maxclients", cache)
     refused = node.number("INFO", "rejected_connections")
     if refused:
-        yield node.find(
-            Rule.NODE_CONNECTIONS, f"it has refused {refused} connections", "raise maxclients of Redis"
-        )
+        yield node.find(Rule.NODE_CONNECTIONS, f"it has refused {refused} connections", "raise maxclients of Redis")
     evicted = node.number("INFO", "evicted_keys")
     if evicted:
         yield node.find(Rule.EVICTIONS, f"it has evicted {evicted} items since it started")
 
 
 def check_record(
-    name: str,
-    record: NodeRecord | None,
-    resume: NodeRecord | None,
-    lineage: str,
-    primary: str,
-    config: Config,
+    name: str, record: NodeRecord | None, resume: NodeRecord | None, lineage: str, primary: str, config: Config
 ) -> Iterator[CheckFinding]:
     """Whether those who keep the record of a node have this file, and follow the server that is the primary now.
     ``resume``: its resume copy; ``primary``: the identity of that server, "" if it is not known."""
     followed, present = record or resume, config.topology
     if primary and followed is not None and followed.primary not in ("", primary):
-        told = (
-            f"{name}: its record of {lineage} follows the primary {followed.primary}, which is {primary} now"
-        )
+        told = f"{name}: its record of {lineage} follows the primary {followed.primary}, which is {primary} now"
         yield CheckFinding(Rule.PRIMARY_CHANGED, told, where=name)
     if record is None:
         return
     if record.topology > present:
-        told = (
-            f"topology {record.topology} of {lineage} is in force, this configuration is topology {present}"
-        )
+        told = f"topology {record.topology} of {lineage} is in force, this configuration is topology {present}"
         yield CheckFinding(Rule.TOPOLOGY, f"{name}: {told}", where=name)
         return
     rings = {each.ring_version for each in placements_of(config.cache)}
@@ -189,9 +170,7 @@ def _check_connections(
     if not most:
         return
     if present > CONNECTIONS_SHARE_MAX * most:
-        yield node.find(
-            Rule.NODE_CONNECTIONS, f"{present} of at most {most} connections are open", f"raise {option}"
-        )
+        yield node.find(Rule.NODE_CONNECTIONS, f"{present} of at most {most} connections are open", f"raise {option}")
     elif cache.connections_max >= most:
         yield node.find(
             Rule.NODE_CONNECTIONS,

@@ -79,15 +79,11 @@ def check_shard(
         return check_database(connection, shard.primary, flavor, tables)
     asked = ("version", "log_bin", "binlog_row_image", "gtid_mode")
     [values] = read_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in asked)}")
-    variables = {
-        name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)
-    }
+    variables = {name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)}
     server = ServerFacts(shard.writable, flavor, variables)
     found = list(check_version(server)) or list(check_tablet(server))
     return found + [
-        server.find(
-            Rule.TABLET_CASCADE, f"a foreign key of {parent} changes {child} in MySQL, where no log has it"
-        )
+        server.find(Rule.TABLET_CASCADE, f"a foreign key of {parent} changes {child} in MySQL, where no log has it")
         for child, parent in sorted({(str(row[0]), str(row[1])) for row in read_rows(connection, _CASCADES)})
         if child in set(tables)
     ]
@@ -110,9 +106,7 @@ def check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
     ):
         if server[name].upper() != wanted:
             yield server.find(
-                rule,
-                f"{name} is {server[name]} on the primary tablet",
-                f"set {name} = {wanted} on all tablets",
+                rule, f"{name} is {server[name]} on the primary tablet", f"set {name} = {wanted} on all tablets"
             )
 
 
@@ -154,8 +148,7 @@ def check_log(server: ServerFacts) -> Iterator[CheckFinding]:
         yield server.find(Rule.GTID_MODE, f"gtid_mode is {server['gtid_mode']}")
     if server.is_on("binlog_transaction_compression") and importlib.util.find_spec("zstandard") is None:
         yield server.find(
-            Rule.COMPRESSION,
-            "binlog_transaction_compression is ON, and the package zstandard is not installed",
+            Rule.COMPRESSION, "binlog_transaction_compression is ON, and the package zstandard is not installed"
         )
     if server["binlog_row_value_options"]:
         yield server.setting(
@@ -167,10 +160,7 @@ def check_log(server: ServerFacts) -> Iterator[CheckFinding]:
 
 def _check_crashes(server: ServerFacts) -> Iterator[CheckFinding]:
     """Transactions that a crash of the machine takes back, after they were streamed."""
-    for rule, name in (
-        (Rule.SYNC_BINLOG, "sync_binlog"),
-        (Rule.FLUSH_LOG, "innodb_flush_log_at_trx_commit"),
-    ):
+    for rule, name in ((Rule.SYNC_BINLOG, "sync_binlog"), (Rule.FLUSH_LOG, "innodb_flush_log_at_trx_commit")):
         if server.is_on("log_bin") and server[name] != "1":
             why = "a crash of the machine can take back what was streamed"
             yield server.setting(rule, name, "1", why, but="or raise the epoch after such a crash")
@@ -180,9 +170,7 @@ def _check_sessions(server: ServerFacts) -> Iterator[CheckFinding]:
     """Settings by which sessions write what the log does not have, or cannot tell."""
     for name in ("sql_log_bin", "binlog_format"):
         if name in server["init_connect"].lower():
-            yield server.find(
-                Rule.INIT_CONNECT, f"init_connect sets {name} in every session of an application"
-            )
+            yield server.find(Rule.INIT_CONNECT, f"init_connect sets {name} in every session of an application")
     if server["mysql56_temporal_format"].upper() == "OFF":
         yield server.setting(
             Rule.TEMPORAL_FORMAT, "mysql56_temporal_format", "ON", but="then ALTER TABLE … FORCE such tables"
@@ -214,9 +202,7 @@ def _check_retention(server: ServerFacts) -> Iterator[CheckFinding]:
         hours = server.retention_hours
         kept = f"for {hours} h" if hours else "only until no replica needs them"
         if hours < RETENTION_SECONDS_MIN // 3600:
-            statement = (
-                f"CALL mysql.rds_set_configuration('binlog retention hours', {RETENTION_SECONDS_MIN // 3600})"
-            )
+            statement = f"CALL mysql.rds_set_configuration('binlog retention hours', {RETENTION_SECONDS_MIN // 3600})"
             yield server.find(Rule.RETENTION, f"binary logs are kept {kept}", statement, statement)
         return
     text = server["binlog_expire_logs_seconds"]
@@ -236,10 +222,7 @@ def check_rights(server: ServerFacts) -> Iterator[CheckFinding]:
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
     if "ALL PRIVILEGES" in everywhere:
         return
-    needed: tuple[tuple[str, ...], ...] = (
-        ("REPLICATION SLAVE",),
-        ("REPLICATION CLIENT", "BINLOG MONITOR"),
-    )
+    needed: tuple[tuple[str, ...], ...] = (("REPLICATION SLAVE",), ("REPLICATION CLIENT", "BINLOG MONITOR"))
     if server.flavor == "mariadb":
         # To see whether a replica may only lag.
         needed += (("REPLICA MONITOR", "SLAVE MONITOR", "REPLICATION CLIENT", "SUPER"),)
@@ -252,9 +235,7 @@ def check_rights(server: ServerFacts) -> Iterator[CheckFinding]:
             )
 
 
-def _check_cascades(
-    server: ServerFacts, connection: Connection, tables: Collection[str]
-) -> Iterator[CheckFinding]:
+def _check_cascades(server: ServerFacts, connection: Connection, tables: Collection[str]) -> Iterator[CheckFinding]:
     if server.flavor == "mysql" and server.version >= LOGS_CASCADES_FROM:
         if not server.is_on("innodb_native_foreign_keys"):
             return
@@ -270,9 +251,7 @@ def _check_cascades(
         )
 
 
-def _check_engines(
-    server: ServerFacts, connection: Connection, tables: Collection[str]
-) -> Iterator[CheckFinding]:
+def _check_engines(server: ServerFacts, connection: Connection, tables: Collection[str]) -> Iterator[CheckFinding]:
     for table, engine in read_rows(connection, _ENGINES, (server.address.database,)):
         if table in tables and str(engine).lower() not in TRANSACTIONAL:
             statement = f"ALTER TABLE `{table}` ENGINE = InnoDB"

@@ -79,9 +79,7 @@ def _check_replica(replica: ServerFacts, facts: ShardFacts) -> Iterator[CheckFin
     if replica.flavor == "mysql" and replica["gtid_mode"].upper() != "ON":
         yield replica.find(Rule.GTID_MODE, f"gtid_mode is {replica['gtid_mode']}: its position shows nothing")
     if not replica.is_read_only and not facts.shard.adopt_promotions:
-        yield replica.setting(
-            Rule.REPLICA_WRITABLE, "read_only", "ON", "a write to it is an errant transaction"
-        )
+        yield replica.setting(Rule.REPLICA_WRITABLE, "read_only", "ON", "a write to it is an errant transaction")
     skipped = find_skipped(replica.variables)
     if skipped:
         yield replica.find(Rule.REPLICA_SKIPS, f"it passes over errors of its replication ({skipped})")
@@ -180,9 +178,7 @@ def _check_adoption(facts: ShardFacts) -> Iterator[CheckFinding]:
 def _check_past(server: ServerFacts) -> Iterator[CheckFinding]:
     name = "system_versioning_asof"
     if server[name] not in ("", "DEFAULT"):
-        why = (
-            "system-versioned tables are read as they were then, and each cached read goes to another server"
-        )
+        why = "system-versioned tables are read as they were then, and each cached read goes to another server"
         yield server.setting(Rule.PAST, name, "DEFAULT", why, but="also in its configuration file")
 
 

@@ -56,9 +56,7 @@ class Rule(Enum):
         "follow the message",
     )
     NODE_DOWN = _warning(
-        "F115",
-        "a cache node does not answer: its reads go to the database",
-        "see that it runs and is reachable",
+        "F115", "a cache node does not answer: its reads go to the database", "see that it runs and is reachable"
     )
 
     NODES_FROM = (
@@ -70,9 +68,7 @@ class Rule(Enum):
 
     # -- the server whose log is read --------------------------------------------------------------------
 
-    FLAVOR = _error(
-        "F27", "the server is of another flavor than its keyspace says", "set flavor in the keyspace"
-    )
+    FLAVOR = _error("F27", "the server is of another flavor than its keyspace says", "set flavor in the keyspace")
     OLD_SERVER = _error("F27", "the server's version cannot log the names of columns", "upgrade it")
     GALERA = _error(
         CAVEAT,
@@ -80,9 +76,7 @@ class Rule(Enum):
         " position that this one shows, so entries come late and reads with at_least fail",
         "use a primary with asynchronous or semi-synchronous replicas",
     )
-    LOG_OFF = _error(
-        "F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin"
-    )
+    LOG_OFF = _error("F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin")
     LOG_FORMAT = _error(
         "F26",
         "binlog_format is not ROW: the log has statements in place of rows",
@@ -98,12 +92,8 @@ class Rule(Enum):
         "binlog_row_metadata is not FULL: the log lacks the names of columns",
         "set it to FULL; `check --fix` does",
     )
-    STRICT_MODE = _error(
-        "F59", "gtid_strict_mode of MariaDB is OFF: its numbers do not order", "set it to ON"
-    )
-    GTID_MODE = _error(
-        "F29", "gtid_mode of MySQL is not ON", "set gtid_mode=ON and enforce_gtid_consistency=ON"
-    )
+    STRICT_MODE = _error("F59", "gtid_strict_mode of MariaDB is OFF: its numbers do not order", "set it to ON")
+    GTID_MODE = _error("F29", "gtid_mode of MySQL is not ON", "set gtid_mode=ON and enforce_gtid_consistency=ON")
     COMPRESSION = _error(
         "F27",
         "MySQL compresses transactions in its log, and the package zstandard is not installed",
@@ -201,9 +191,7 @@ class Rule(Enum):
         "make the column INVISIBLE, or keep it in a table of its own",
     )
     NO_INDEX = _warning(
-        CAVEAT,
-        "no index begins with the key columns of an object: each miss reads the whole table",
-        "add an index",
+        CAVEAT, "no index begins with the key columns of an object: each miss reads the whole table", "add an index"
     )
     CONNECTIONS = _warning(
         CAVEAT,
@@ -216,9 +204,7 @@ class Rule(Enum):
         "set the clocks by NTP",
     )
     SERVICE = _note(
-        CAVEAT,
-        "the server is one of a managed service, where settings are made in another way",
-        "see what it means",
+        CAVEAT, "the server is one of a managed service, where settings are made in another way", "see what it means"
     )
 
     # -- Vitess ------------------------------------------------------------------------------------------
@@ -306,9 +292,7 @@ class Rule(Enum):
         "two servers have one server id: replication passes changes over, and GTIDs of two are alike",
         "give each server an id of its own",
     )
-    SAME_SERVER = _warning(
-        CAVEAT, "two addresses of the configuration lead to one server", "name each server once"
-    )
+    SAME_SERVER = _warning(CAVEAT, "two addresses of the configuration lead to one server", "name each server once")
     SEVERAL_ADDRESSES = _warning(
         CAVEAT,
         "the name of a node or a database server has several addresses: each connection may reach another server",

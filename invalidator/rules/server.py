@@ -92,9 +92,7 @@ class ServerFacts:
     @property
     def identity(self) -> str:
         """The same for two addresses of one server, "" if the server does not report it."""
-        names = (
-            ("server_uuid",) if self.flavor == "mysql" else ("server_id", "hostname", "port", "server_uid")
-        )
+        names = ("server_uuid",) if self.flavor == "mysql" else ("server_id", "hostname", "port", "server_uid")
         return " ".join(filter(None, (self[name] for name in names)))
 
     @property

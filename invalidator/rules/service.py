@@ -24,8 +24,7 @@ _SIGNS: Final[tuple[tuple[ServiceName, Callable[[Mapping[str, str], str], bool]]
     (
         "Cloud SQL",
         lambda variables, host: (
-            "-google" in variables.get("version", "")
-            or any(name.startswith("cloudsql_") for name in variables)
+            "-google" in variables.get("version", "") or any(name.startswith("cloudsql_") for name in variables)
         ),
     ),
     (

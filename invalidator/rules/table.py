@@ -50,9 +50,7 @@ class TableFacts:
         return cls(indexes, by_transaction, not_decoded)
 
 
-def check_tables(
-    server: ServerFacts, objects: Iterable[ObjectConfig], tables: TableFacts
-) -> Iterator[CheckFinding]:
+def check_tables(server: ServerFacts, objects: Iterable[ObjectConfig], tables: TableFacts) -> Iterator[CheckFinding]:
     """``objects``: objects of the server's keyspace, whose tables and columns are there."""
     for table in tables.by_transaction:
         yield server.find(

@@ -105,11 +105,7 @@ class LineWriter:
         return lines
 
     def _find_told(
-        self,
-        message: StreamMessage,
-        change: RowChange,
-        key: tuple[str, ...] | None,
-        key_source: KeySource,
+        self, message: StreamMessage, change: RowChange, key: tuple[str, ...] | None, key_source: KeySource
     ) -> _Told | None:
         """The schema of a change; None if its source has none."""
         source = change.schema
@@ -240,9 +236,7 @@ def _read(path: Path, feed: Callable[[bytes], Iterable[Made]]) -> Iterator[Made]
                         raise FormatError(f"longer than {LINE_BYTES_MAX} bytes")
                     yield from feed(data)
                 except FormatError as error:
-                    raise FormatError(
-                        f"{path}: line {number}: {error.message}", hint=error.hint
-                    ) from error.__cause__
+                    raise FormatError(f"{path}: line {number}: {error.message}", hint=error.hint) from error.__cause__
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror}", hint="is it a file?") from error
 

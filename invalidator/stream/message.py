@@ -95,6 +95,4 @@ class OpenTransaction:
         numbers = None if is_gapless else tuple(self.rows)
         self.taken = self.last_row + 1
         self.changes, self.rows, self.raised, self.heartbeats = [], [], {}, []
-        return replace(
-            self.head, transaction=transaction, first_row=first_row, is_last=is_last, row_numbers=numbers
-        )
+        return replace(self.head, transaction=transaction, first_row=first_row, is_last=is_last, row_numbers=numbers)

@@ -289,9 +289,7 @@ def _make_access(
         tables = choose(shard)
         if shard.vtgate is not None:
             return make_vstream(
-                shard,
-                tables if isinstance(tables, MatchedTables) else dict.fromkeys(tables, ()),
-                queue=SOURCE_QUEUE,
+                shard, tables if isinstance(tables, MatchedTables) else dict.fromkeys(tables, ()), queue=SOURCE_QUEUE
             )
         if not shard.replicas:
             return make_source(shard.primary, shard, tables)
@@ -332,9 +330,7 @@ def _choose_tables(keyspace: Keyspace, wanted: Sequence[str]) -> TableChoice:
             close = get_close_matches(each, known, n=1)
             raise ConfigError(
                 f"there is no table {each!r} in keyspace {keyspace.name}",
-                hint=f"did you mean {close[0]}?"
-                if close
-                else "a pattern has * and ?; a view has no rows in the log",
+                hint=f"did you mean {close[0]}?" if close else "a pattern has * and ?; a view has no rows in the log",
             )
     if not any(map(is_pattern, wanted)):
         return lambda _: frozenset(wanted)

@@ -46,9 +46,7 @@ WARN_SECONDS: Final = 60.0
 log = logging.getLogger(__name__)
 
 
-ReadChunk: TypeAlias = (
-    "Callable[[Shard, str, list[object] | None, Callable[[EventToken], bool]], Chunk | EventToken]"
-)
+ReadChunk: TypeAlias = "Callable[[Shard, str, list[object] | None, Callable[[EventToken], bool]], Chunk | EventToken]"
 """Shard, table, key after which to begin, and whether a server shows enough → as ``read_chunk``."""
 
 ChangedRow: TypeAlias = tuple[str, tuple[object, ...] | None]
@@ -230,9 +228,7 @@ class RefreshedStream:
             self._wait(reading, f"its server shows no more than {found.position}")
             return None
         lineage = reading.shard.lineage
-        is_due = not place.is_done(lineage, reading.table) and reading.after == place.find_key(
-            lineage, reading.table
-        )
+        is_due = not place.is_done(lineage, reading.table) and reading.after == place.find_key(lineage, reading.table)
         if reading.shard != self._stream.shards.get(lineage) or not is_due:
             self._wait(reading, "the shard or the table has changed", len(found.rows))
             return None
@@ -242,12 +238,7 @@ class RefreshedStream:
         return self._judge(place, reading, found, recent, delivered)
 
     def _judge(
-        self,
-        place: RefreshPlace,
-        reading: _Reading,
-        chunk: Chunk,
-        recent: RecentChanges,
-        delivered: EventToken,
+        self, place: RefreshPlace, reading: _Reading, chunk: Chunk, recent: RecentChanges, delivered: EventToken
     ) -> StreamMessage | None:
         """The chunk without rows of which the consumer has a change that the server need not have shown."""
         table = reading.table

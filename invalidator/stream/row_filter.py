@@ -46,10 +46,7 @@ class RowFilter:
                 changes.append(kept)
                 numbers.append(number)
         added = tuple(reasons)[:REASONS_ADDED_MAX]
-        return (
-            transaction._replace(changes=tuple(changes), reasons=(*transaction.reasons, *added)),
-            tuple(numbers),
-        )
+        return (transaction._replace(changes=tuple(changes), reasons=(*transaction.reasons, *added)), tuple(numbers))
 
     def _cut(self, change: RowChange) -> RowChange | None:
         before, after = change.before, change.after

@@ -102,12 +102,7 @@ def _pattern(name: str, pattern: str) -> Callable[[TableColumn], list[Document]]
 
 
 def _form(name: str, value: Document) -> Document:
-    return {
-        "type": "object",
-        "properties": {name: value},
-        "required": [name],
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": {name: value}, "required": [name], "additionalProperties": False}
 
 
 _BYTES: Final = _form("$bytes", {"type": "string", "pattern": _BASE64})
@@ -148,11 +143,7 @@ def make_avro_schema(line: SchemaLine) -> Document:
     underscores; ``column`` has the column's."""
     fields: list[Document] = []
     names: set[str] = set()
-    other: Document | str = {
-        "type": "record",
-        "name": _OTHER,
-        "fields": [{"name": "json", "type": "string"}],
-    }
+    other: Document | str = {"type": "record", "name": _OTHER, "fields": [{"name": "json", "type": "string"}]}
     for column in line.columns:
         branches: list[Any] = [_avro_type(column), other]
         other = _OTHER  # a type is defined at its first mention

@@ -221,14 +221,7 @@ class UpdateStream:
 
     def _add_feeds(self) -> None:
         feeds = [
-            Feed(
-                shard,
-                self._plan(shard),
-                self._access,
-                self.find_filter(shard),
-                self._rewind_us,
-                self._changed,
-            )
+            Feed(shard, self._plan(shard), self._access, self.find_filter(shard), self._rewind_us, self._changed)
             for lineage, shard in self._shards.items()
             if lineage not in self._feeds
         ]

@@ -41,16 +41,13 @@ _TABLET_GONE = re.compile(
     r"is either down or nonexistent|invalid (?:keyspace|shard) \S+ does not match expected", re.IGNORECASE
 )
 _UNFIT_COLUMNS = re.compile(
-    r"cannot use column names in vstream filter|column \S+ not found|cannot determine table columns",
-    re.IGNORECASE,
+    r"cannot use column names in vstream filter|column \S+ not found|cannot determine table columns", re.IGNORECASE
 )
 _NO_KEYSPACE = re.compile(r"node doesn't exist", re.IGNORECASE)
 _NOT_ROW_BASED = re.compile(r"unexpected statement type \w+ in row-based replication", re.IGNORECASE)
 _SHOWN_CHARACTERS_MAX = 400
 
-PURGED_HINT: Final = (
-    "purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage"
-)
+PURGED_HINT: Final = "purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage"
 
 
 class ColumnsUnfit(SourceUnavailable):
@@ -88,20 +85,15 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
                 hint="a future position or another history (F28, F29): raise the epoch, end the lives of all nodes",
             )
         return SourceUnavailable(
-            said,
-            hint="no tablet has executed all of the start position yet: wait, or use tablet_type=primary",
+            said, hint="no tablet has executed all of the start position yet: wait, or use tablet_type=primary"
         )
     if _KICKED_OUT.search(details):
         return SourceUnavailable(said, hint="another reader of the tablet took over; it is tried again")
     if _PURGED.search(details):
-        return HistoryPurged(
-            said,
-            hint=PURGED_HINT,
-        )
+        return HistoryPurged(said, hint=PURGED_HINT)
     if _PARTICIPANTS.search(details):
         return StreamStopped(
-            said,
-            hint="the keyspace was resharded: put the new shards into freshness.toml, and load it (SIGHUP)",
+            said, hint="the keyspace was resharded: put the new shards into freshness.toml, and load it (SIGHUP)"
         )
     if _NOT_ROW_BASED.search(details):
         return HistoryPurged(
@@ -117,8 +109,7 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
         )
     if _NO_TABLET.search(details):
         return NoTablet(
-            said,
-            hint="are tablets of that type serving, and do they have what comes after the start position?",
+            said, hint="are tablets of that type serving, and do they have what comes after the start position?"
         )
     if _TABLET_GONE.search(details):
         # NOT_FOUND and INVALID_ARGUMENT: codes that mean a wrong name elsewhere.
@@ -126,9 +117,7 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
     if _NO_KEYSPACE.search(details):
         return SourceUnsuitable(said, hint="vtgate knows no such keyspace: check its name")
     if _UNDECODABLE.search(details):
-        return StreamStopped(
-            f"a response could not be decoded: {said}", hint="report it with the version of Vitess"
-        )
+        return StreamStopped(f"a response could not be decoded: {said}", hint="report it with the version of Vitess")
     if _PARTIAL_IMAGE.search(details):
         return SourceUnsuitable(said, hint="set binlog_row_image=FULL on the tablets' servers")
     return None
@@ -140,17 +129,13 @@ def _by_code(code: grpc.StatusCode, details: str, said: str) -> FreshnessError:
             said, hint="give user and password in the URL: vtgate runs with static authentication"
         )
     if code == grpc.StatusCode.PERMISSION_DENIED:
-        return SourceUnsuitable(
-            said, hint="check user and password, and the certificate where vtgate asks for one"
-        )
+        return SourceUnsuitable(said, hint="check user and password, and the certificate where vtgate asks for one")
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return SourceUnsuitable(
             said, hint="is this vtgate's gRPC port, and is grpc-vtgateservice in its --service_map?"
         )
     if code == grpc.StatusCode.INVALID_ARGUMENT:
-        return SourceUnsuitable(
-            said, hint="vtgate refuses the request: check keyspace, shards, tables and columns"
-        )
+        return SourceUnsuitable(said, hint="vtgate refuses the request: check keyspace, shards, tables and columns")
     if code == grpc.StatusCode.NOT_FOUND:
         return SourceUnsuitable(said, hint="check the names of keyspace and shard")
     if code == grpc.StatusCode.FAILED_PRECONDITION and _SHARD_GONE.search(details):

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from invalidator.vstream.source import VStreamSource
 
 
-def make_source(
-    shard: Shard, tables: Mapping[str, Iterable[str]] | MatchedTables, **options: Any
-) -> VStreamSource:
+def make_source(shard: Shard, tables: Mapping[str, Iterable[str]] | MatchedTables, **options: Any) -> VStreamSource:
     """A source that is not open yet. ``tables``, ``options``: arguments of `VStreamSource`. Raises `ConfigError` if
     grpcio is missing."""
     try:

@@ -20,8 +20,7 @@ def parse_gtid(text: str, what: str) -> MysqlGtidSet:
         return MysqlGtidSet.parse(text)
     except FormatError as error:
         raise StreamStopped(
-            f"{what} is {text[:120]!r}: {error.message}",
-            hint="only Vitess on MySQL with GTIDs can be followed",
+            f"{what} is {text[:120]!r}: {error.message}", hint="only Vitess on MySQL with GTIDs can be followed"
         ) from error
 
 

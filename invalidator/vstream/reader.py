@@ -34,9 +34,7 @@ class ShardsMoved(FreshnessError):
 
     exit_code = 4
 
-    def __init__(
-        self, keyspace: str, journal_id: int, old: tuple[str, ...], new: Mapping[str, Position]
-    ) -> None:
+    def __init__(self, keyspace: str, journal_id: int, old: tuple[str, ...], new: Mapping[str, Position]) -> None:
         super().__init__(
             f"keyspace {keyspace}: shards {', '.join(old)} were replaced by {', '.join(sorted(new))}",
             hint="put the new shards into freshness.toml, each with a lineage of its own, and load it (SIGHUP); who"
@@ -107,12 +105,7 @@ class VStreamReader:
     something came last. ``event_at``: the same without vtgate's own heartbeats."""
 
     def __init__(
-        self,
-        address: VtgateAddress,
-        channel: Any,
-        call: Any,
-        splitter: Splitter,
-        mailbox: Mailbox[ShardTransaction],
+        self, address: VtgateAddress, channel: Any, call: Any, splitter: Splitter, mailbox: Mailbox[ShardTransaction]
     ) -> None:
         self.mailbox = mailbox
         self.heard_at = self.event_at = time.monotonic()

@@ -154,7 +154,5 @@ def _find_absent(names: Sequence[str], present: pb.Bitmap) -> list[str]:
     if present.count <= len(present.cols) * 8 and bits | ~0 << present.count == ~0:
         return []
     if present.count != len(names) or len(present.cols) * 8 < len(names):
-        raise UnreadableRows(
-            f"a partial row image of {present.count} columns where {len(names)} were announced"
-        )
+        raise UnreadableRows(f"a partial row image of {present.count} columns where {len(names)} were announced")
     return [name for place, name in enumerate(names) if not present.cols[place >> 3] >> (place & 7) & 1]

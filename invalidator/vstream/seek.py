@@ -85,9 +85,7 @@ def _read(source: Source, search: Search, head: Position, *, ends_when_found: bo
     """Read on until the cut, or the head, has passed; through ends of the stream, as long as it brings something."""
 
     def is_done() -> bool:
-        return (
-            search.is_over or search.reached.contains(head) or (ends_when_found and search.found is not None)
-        )
+        return search.is_over or search.reached.contains(head) or (ends_when_found and search.found is not None)
 
     while not is_done():
         opened_at = search.reached
@@ -144,7 +142,5 @@ def _read_ends(shard: Shard) -> tuple[Position, Position]:
         connection.close()
     head = MysqlGtidSet.parse(str(executed))
     if head.is_empty:
-        raise HistoryPurged(
-            f"shard {shard.name}: its tablets have executed no transaction", hint="start it now"
-        )
+        raise HistoryPurged(f"shard {shard.name}: its tablets have executed no transaction", hint="start it now")
     return MysqlGtidSet.parse(str(purged)), head

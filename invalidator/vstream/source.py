@@ -55,8 +55,7 @@ def open_channel(address: VtgateAddress) -> Any:
         )
     except OSError as error:
         raise SourceUnsuitable(
-            f"{address}: {error.filename} cannot be read: {error.strerror}",
-            hint="check tls_ca, tls_cert, tls_key",
+            f"{address}: {error.filename} cannot be read: {error.strerror}", hint="check tls_ca, tls_cert, tls_key"
         ) from error
     return grpc.secure_channel(address.target, grpc.ssl_channel_credentials(ca, key, cert), options)
 
@@ -152,12 +151,7 @@ class VStream:
             self._address.keyspace,
             {
                 shard: ShardAssembler(
-                    self._address.keyspace,
-                    shard,
-                    position,
-                    self._tables,
-                    HEARTBEAT_TABLE,
-                    self._bounds,
+                    self._address.keyspace, shard, position, self._tables, HEARTBEAT_TABLE, self._bounds
                 )
                 for shard, position in start.items()
             },
@@ -229,8 +223,7 @@ class VStream:
             tablet_type=_TABLET_TYPES[address.tablet_type],
             vgtid=pb.VGtid(
                 shard_gtids=[
-                    pb.ShardGtid(keyspace=address.keyspace, shard=shard, gtid=gtid)
-                    for shard, gtid in gtids.items()
+                    pb.ShardGtid(keyspace=address.keyspace, shard=shard, gtid=gtid) for shard, gtid in gtids.items()
                 ]
             ),
             filter=pb.Filter(rules=list(self._rules()), field_event_mode=pb.BEST_EFFORT),

@@ -88,13 +88,7 @@ class ShardAssembler:
     """One for each shard of an open stream. ``position``: the start and everything delivered since."""
 
     def __init__(
-        self,
-        keyspace: str,
-        shard: str,
-        start: Position,
-        tables: Set[str],
-        heartbeat_table: str,
-        bounds: Bounds,
+        self, keyspace: str, shard: str, start: Position, tables: Set[str], heartbeat_table: str, bounds: Bounds
     ) -> None:
         self.journal: pb.Journal | None = None
         self._keyspace = keyspace
@@ -209,9 +203,7 @@ class ShardAssembler:
         for change in changes:
             row = {**(change.before or {}), **(change.after or {})}
             instance = row.get("id")
-            if isinstance(
-                instance, bytes
-            ):  # the column has a binary collation, which some versions call bytes
+            if isinstance(instance, bytes):  # the column has a binary collation, which some versions call bytes
                 row["id"] = instance.decode("ascii", "replace")
             if change.after is None or not is_beat(row.get("id")):
                 continue
@@ -251,9 +243,7 @@ class ShardAssembler:
         self._note(group, event)
         if sql or event.type != pb.OTHER:
             # The name of the database behind the keyspace is not known: the keyspace stands for both.
-            tables = (
-                tables_changed_by(sql, self._keyspace, self._keyspace, self._tables) if sql else self._tables
-            )
+            tables = tables_changed_by(sql, self._keyspace, self._keyspace, self._tables) if sql else self._tables
             group.raise_tables(tables, f"{kind}: {' '.join(sql[:120].split())}")
         else:
             group.is_untold = True
@@ -306,9 +296,7 @@ class ShardAssembler:
             if moved:
                 raise self._stopped(f"tables {moved} were moved to another keyspace")
             return
-        if not any(
-            each.shard == self._shard and each.keyspace == self._keyspace for each in journal.participants
-        ):
+        if not any(each.shard == self._shard and each.keyspace == self._keyspace for each in journal.participants):
             _log.info("shard %s/%s: a journal of other shards", self._keyspace, self._shard)
             return
         if group is not None and not group.is_void:

@@ -232,9 +232,7 @@ def read_labels(column_type: str) -> list[str]:
         label = _LABEL.match(match[1], place)
         if label is None:
             return []
-        labels.append(
-            _ESCAPE.sub(lambda each: _UNESCAPED.get(each[1], each[1]) if each[1] else "'", label[1])
-        )
+        labels.append(_ESCAPE.sub(lambda each: _UNESCAPED.get(each[1], each[1]) if each[1] else "'", label[1]))
         place = label.end()
     return labels
 

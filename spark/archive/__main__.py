@@ -27,16 +27,11 @@ MISSING: Final = 4
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print what it did. A session that is handed over is not stopped."""
-    parser = argparse.ArgumentParser(
-        prog="freshness-spark archive", description="Merge, check and prune an archive."
-    )
+    parser = argparse.ArgumentParser(prog="freshness-spark archive", description="Merge, check and prune an archive.")
     parser.add_argument("archive", help="its folder")
     parser.add_argument("--keep-days", type=float, help="delete files that are older, from the front")
     parser.add_argument(
-        "--grace-seconds",
-        type=float,
-        default=GRACE_SECONDS,
-        help="how long merged files stay for their readers",
+        "--grace-seconds", type=float, default=GRACE_SECONDS, help="how long merged files stay for their readers"
     )
     parser.add_argument("--check", action="store_true", help="only check")
     options = parse_arguments(parser, arguments)
@@ -46,9 +41,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             result = (
                 check_archive(used, options.archive)
                 if options.check
-                else compact(
-                    used, options.archive, keep_days=options.keep_days, grace_seconds=options.grace_seconds
-                )
+                else compact(used, options.archive, keep_days=options.keep_days, grace_seconds=options.grace_seconds)
             )
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
@@ -63,9 +56,7 @@ def _print(result: Mapping[str, Any], *, is_json: bool) -> None:
     for problem in result["problems"]:
         sys.stdout.write(f"{problem['path']}: {problem['problem']}\n")
     for lineage, holes in result["holes"].items():
-        sys.stdout.write(
-            f"{lineage}: numbers that never came, unless they were handed out in blocks: {holes}\n"
-        )
+        sys.stdout.write(f"{lineage}: numbers that never came, unless they were handed out in blocks: {holes}\n")
     for merged in result["merged"]:
         sys.stdout.write(
             f"{merged['folder']}: {merged['inputs']} files, {merged['bytes_before']:,} bytes, became "

@@ -115,9 +115,9 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
     """One file of several, synced before it has its name."""
     footers = [reader.read_footer(str(file.path)) for file in files]
     for previous, footer, file in zip(footers, footers[1:], files[1:], strict=False):
-        if not footer.before.position.contains(
-            previous.resume.position
-        ) or not previous.resume.position.contains(footer.before.position):
+        if not footer.before.position.contains(previous.resume.position) or not previous.resume.position.contains(
+            footer.before.position
+        ):
             raise FormatError(
                 f"{file.path} begins after {footer.before.position}, the file before it ends with "
                 f"{previous.resume.position}",
@@ -129,11 +129,7 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
     schema = parquet.read_schema(first.path)
     in_all = set.intersection(*(set(footer.tables) for footer in footers))
     footer = ArchiveFooter(
-        footers[0].keyspace,
-        footers[0].before,
-        footers[-1].resume,
-        tuple(sorted(in_all)),
-        is_sorted_by_key=True,
+        footers[0].keyspace, footers[0].before, footers[-1].resume, tuple(sorted(in_all)), is_sorted_by_key=True
     )
     rows = 0
     with draft.open("xb") as out:
@@ -176,9 +172,7 @@ def sort_by_key(table: pyarrow.Table) -> pyarrow.Table:
     """By table and key's hash; rows without a key first."""
     keys = table.column("key").to_pylist()
     hashes = pyarrow.array([None if key is None else _hash(key) for key in keys], pyarrow.uint32())
-    sorted_table: pyarrow.Table = (
-        table.append_column("key_hash", hashes).sort_by(_SORT).drop_columns(["key_hash"])
-    )
+    sorted_table: pyarrow.Table = table.append_column("key_hash", hashes).sort_by(_SORT).drop_columns(["key_hash"])
     return sorted_table
 
 
@@ -203,9 +197,9 @@ def check_file(archive: str, path: str) -> Checked:
     except (FreshnessError, pyarrow.ArrowException, OSError) as error:
         return Checked(path, 0, 0, str(error))
     rows = table.num_rows
-    grouped = table.append_column(
-        "is_change", pyarrow.compute.greater_equal(table.column("row"), 0)
-    ).group_by(["ordinal", "gtid", "rows"])
+    grouped = table.append_column("is_change", pyarrow.compute.greater_equal(table.column("row"), 0)).group_by(
+        ["ordinal", "gtid", "rows"]
+    )
     found = grouped.aggregate([("is_change", "sum")]).sort_by("ordinal").to_pylist()
     problem = _find_problem(file, [each["ordinal"] for each in found])
     position: Position = empty_position(flavor)
@@ -283,8 +277,7 @@ def delete_merged(paths: Sequence[Path], grace_seconds: float, now: float) -> in
         larger = next(
             other
             for other in kept
-            if (other.keyspace, other.lineage_hash) == (file.keyspace, file.lineage_hash)
-            and file.is_within(other)
+            if (other.keyspace, other.lineage_hash) == (file.keyspace, file.lineage_hash) and file.is_within(other)
         )
         if now - larger.path.stat().st_mtime >= grace_seconds:
             path.unlink()
@@ -316,10 +309,7 @@ def find_holes(position: Position) -> list[str]:
 
 
 _MERGED_SCHEMA: Final = StructType(
-    [
-        StructField("folder", StringType()),
-        *(StructField(name, LongType()) for name in list(Merged.__slots__)[1:]),
-    ]
+    [StructField("folder", StringType()), *(StructField(name, LongType()) for name in list(Merged.__slots__)[1:])]
 )
 _CHECKED_SCHEMA: Final = StructType(
     [
@@ -353,11 +343,7 @@ def remove_drafts(archive: Path) -> None:
 
 
 def _compact(
-    session: SparkSession,
-    archive: str,
-    keep_days: float | None,
-    grace_seconds: float,
-    clock: Callable[[], float],
+    session: SparkSession, archive: str, keep_days: float | None, grace_seconds: float, clock: Callable[[], float]
 ) -> dict[str, Any]:
     paths = list_local(archive)
     problems = check(session, archive, paths)

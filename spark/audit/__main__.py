@@ -140,8 +140,7 @@ def _window(options: argparse.Namespace) -> Window:
     others = {"--state": options.state, "--save-state": options.save_state, "--as-of": options.as_of}
     for name in (name for name, value in others.items() if value is not None):
         raise ConfigError(
-            f"--from and --to do not go with {name}",
-            hint="a state says itself what was judged; --to is as --as-of",
+            f"--from and --to do not go with {name}", hint="a state says itself what was judged; --to is as --as-of"
         )
     begin_us, end_us = _time_us("--from", options.since), _time_us("--to", options.until)
     window = Window(
@@ -169,14 +168,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--archive", required=True, help="folder of the archived update stream")
     parser.add_argument("--history", required=True, help="folder of the recorded cache history")
     parser.add_argument("--report", required=True, help="folder to write the report to")
+    parser.add_argument("--as-of", help="judge no action after this time (ISO 8601, UTC where no zone is given)")
     parser.add_argument(
-        "--as-of", help="judge no action after this time (ISO 8601, UTC where no zone is given)"
-    )
-    parser.add_argument(
-        "--from",
-        dest="since",
-        metavar="TIME",
-        help="judge later actions alone; the --carry-days before are evidence",
+        "--from", dest="since", metavar="TIME", help="judge later actions alone; the --carry-days before are evidence"
     )
     parser.add_argument(
         "--to",
@@ -188,12 +182,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save-state", help="folder to save what the next audit needs")
     parser.add_argument("--carry-days", type=float, default=7, help="how far back state and evidence reach")
     parser.add_argument("--clock-error-seconds", type=float, default=0.5, help="what two clocks may differ")
-    parser.add_argument(
-        "--missed-after-seconds", type=float, default=60, help="how late an invalidation may be"
-    )
-    parser.add_argument(
-        "--node-refresh-seconds", type=float, default=2, help="how old a reader's records may be"
-    )
+    parser.add_argument("--missed-after-seconds", type=float, default=60, help="how late an invalidation may be")
+    parser.add_argument("--node-refresh-seconds", type=float, default=2, help="how old a reader's records may be")
     parser.add_argument(
         "--tables",
         metavar="TABLES",

@@ -102,9 +102,7 @@ def audit(
     """Audit recorded history. The times of ``rules`` are set from ``scope``. ``hot_rows``: an item with more rows is
     spread over several pieces.
     Raises `FormatError` for history that cannot be understood, and for more than `FINDINGS_MAX` findings."""
-    survey = survey_history(
-        engine, changes, actions, rules or Rules(0), scope, pieces=pieces, hot_rows=hot_rows
-    )
+    survey = survey_history(engine, changes, actions, rules or Rules(0), scope, pieces=pieces, hot_rows=hot_rows)
     kept = survey.kept
     context = find_context(survey.shuffled, survey.spread, survey.rules, kept.known, ROWS_PER_PIECE)
     step = partial(judge_piece, survey.rules, kept.known, context)
@@ -171,9 +169,7 @@ def sum_tallies(replayed: Tables) -> Tally:
     total = Tally()
     hot: dict[tuple[int, int], tuple[int, ...]] = {}
     for row in replayed["tally"].to_pylist() if "tally" in replayed else ():
-        lists = {
-            name: [tuple(each.values()) for each in its] for name, its in row.items() if name != "delays"
-        }
+        lists = {name: [tuple(each.values()) for each in its] for name, its in row.items() if name != "delays"}
         for hits, h1, h2, *reference in lists.pop("hot"):
             before = hot.get((h1, h2), (0, *reference))
             hot[h1, h2] = hits + before[0], *min(before[1:], tuple(reference))
@@ -192,8 +188,7 @@ def read_findings(replayed: Tables) -> list[Finding]:
         kinds = {row["values"]: row["counts"] for row in table.column("kind").value_counts().to_pylist()}
         told = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(kinds.items()))
         raise FormatError(
-            f"more than {FINDINGS_MAX:,} violations ({told})",
-            hint="they cannot all be listed: audit a shorter span",
+            f"more than {FINDINGS_MAX:,} violations ({told})", hint="they cannot all be listed: audit a shorter span"
         )
     found = []
     for row in table.to_pylist():
@@ -202,9 +197,7 @@ def read_findings(replayed: Tables) -> list[Finding]:
     return found
 
 
-def judge_clocks(
-    findings: Iterable[Finding], tally: Tally, names: Names
-) -> tuple[list[Finding], frozenset[int]]:
+def judge_clocks(findings: Iterable[Finding], tally: Tally, names: Names) -> tuple[list[Finding], frozenset[int]]:
     """The findings that stand, and the clients whose clocks are wrong. A finding that rests on a wrong clock proves
     nothing: it is counted as unknown in ``tally``, and so are the hits of such a client. Each wrong clock is one
     finding itself."""

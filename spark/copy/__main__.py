@@ -64,17 +64,13 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             ).run()
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
-    missing = [
-        name for name, table in state.tables.items() if table.needs_dump or table.published != table.folder
-    ]
+    missing = [name for name, table in state.tables.items() if table.needs_dump or table.published != table.folder]
     if options.json:
         sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")
     else:
         sys.stdout.write("".join(f"{lineage}: at {text}\n" for lineage, text in state.position.items()))
     if missing:
-        sys.stderr.write(
-            f"not yet: the stream has not come to the dump of {', '.join(missing)}; run it again\n"
-        )
+        sys.stderr.write(f"not yet: the stream has not come to the dump of {', '.join(missing)}; run it again\n")
     return SourceUnavailable.exit_code if missing else 0
 
 
@@ -91,13 +87,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add_source(parser)
     parser.add_argument("--tables", help="with commas; by default those of the configured objects")
-    parser.add_argument(
-        "--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it"
-    )
+    parser.add_argument("--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it")
     parser.add_argument("--rows-per-range", type=int, default=ROWS_PER_RANGE, help="of one task of a dump")
-    parser.add_argument(
-        "--rows-per-second", type=float, help="of a dump, at most; by default as fast as it goes"
-    )
+    parser.add_argument("--rows-per-second", type=float, help="of a dump, at most; by default as fast as it goes")
     parser.add_argument(
         "--dump-from",
         choices=("primary", "replica"),
@@ -114,17 +106,14 @@ def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list
     lacking = [shard.name for shard in config.keyspaces[name].serving_shards if not shard.replicas]
     if options.dump_from == "replica" and lacking:
         raise ConfigError(
-            f"shard {', '.join(lacking)} has no replica",
-            hint="configure its replicas, or --dump-from primary",
+            f"shard {', '.join(lacking)} has no replica", hint="configure its replicas, or --dump-from primary"
         )
     if options.rows_per_second is not None and not options.rows_per_second > 0:
         raise ConfigError(f"--rows-per-second {options.rows_per_second:g}", hint="expected a number above 0")
     cached = {table for each in config.objects.values() if each.keyspace == name for table in each.tables}
     chosen = [part.strip() for part in options.tables.split(",")] if options.tables else sorted(cached)
     if not all(chosen) or not chosen:
-        raise ConfigError(
-            "which tables?", hint="give --tables a,b: no object is configured, or a name is empty"
-        )
+        raise ConfigError("which tables?", hint="give --tables a,b: no object is configured, or a name is empty")
     return config.keyspaces[name], chosen
 
 

@@ -56,9 +56,7 @@ _MAKE_STATE: Final = (
     f"CREATE TABLE IF NOT EXISTS {STATE_TABLE} (id TINYINT PRIMARY KEY,"
     " state LONGTEXT CHARACTER SET utf8mb4 NOT NULL) ENGINE = InnoDB"
 )
-_COMMENTS: Final = (
-    "SELECT table_name, table_comment FROM information_schema.tables WHERE table_schema = DATABASE()"
-)
+_COMMENTS: Final = "SELECT table_name, table_comment FROM information_schema.tables WHERE table_schema = DATABASE()"
 _TYPES: Final[Mapping[type[DataType], str]] = {
     StringType: "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
     BinaryType: "LONGBLOB",

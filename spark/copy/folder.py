@@ -26,19 +26,9 @@ from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, r
 from spark.copy.table import CopyTable
 from spark.failure import SPARK_ERRORS
 
-PROBE: Final = (
-    "key binary, number bigint, amount decimal(38,0), text string, day date, at timestamp, share double"
-)
+PROBE: Final = "key binary, number bigint, amount decimal(38,0), text string, day date, at timestamp, share double"
 """A column of each type that a copy can have."""
-_PROBE_ROW: Final = (
-    b"\0",
-    1,
-    Decimal(10**37),
-    "ü",
-    date(2026, 1, 31),
-    datetime(2026, 1, 31, 10, tzinfo=UTC),
-    0.1,
-)
+_PROBE_ROW: Final = (b"\0", 1, Decimal(10**37), "ü", date(2026, 1, 31), datetime(2026, 1, 31, 10, tzinfo=UTC), 0.1)
 
 
 @dataclass(frozen=True, slots=True)

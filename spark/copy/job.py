@@ -36,15 +36,7 @@ from freshness.position.token import EventToken
 from spark.batch import to_batches
 from spark.copy.merge import ANEW, ROW_OPERATIONS, advance, drop_applied, tell_changes
 from spark.copy.state import CopyState, TableState
-from spark.copy.table import (
-    IS_WHOLE,
-    CopyTable,
-    ReadingBegin,
-    dump_span,
-    find_spans,
-    read_table,
-    reading_shown,
-)
+from spark.copy.table import IS_WHOLE, CopyTable, ReadingBegin, dump_span, find_spans, read_table, reading_shown
 from spark.copy.target import CopyTarget
 from spark.stream import source as updatestream
 from spark.stream.archive_folder import ArchiveFolder
@@ -188,9 +180,7 @@ class Snapshot:
         for frame in frames[1:]:
             dumped = dumped.unionAll(frame)
         self.target.dump(name, table, layout, dumped)
-        until = {
-            shard.lineage: str(read_head(self.keyspace, shard)) for shard in self.keyspace.serving_shards
-        }
+        until = {shard.lineage: str(read_head(self.keyspace, shard)) for shard in self.keyspace.serving_shards}
         table.until, table.needs_dump, table.layout = until, False, layout.to_json()
         self.target.commit(state, ())
 
@@ -213,9 +203,7 @@ class Snapshot:
         def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             for batch in batches:
                 for place in batch.column("id").to_pylist():
-                    yield from to_batches(
-                        dump_span(lineage, address, layout, spans[place], rate, begin), arrow
-                    )
+                    yield from to_batches(dump_span(lineage, address, layout, spans[place], rate, begin), arrow)
 
         return self.session.range(0, len(spans), 1, len(spans)).mapInArrow(read, layout.schema())
 
@@ -224,18 +212,10 @@ class Snapshot:
         the next one begins at the copy's position."""
         updatestream.register(self.session)
         since = [
-            str(
-                replace(
-                    EventToken.parse(token), position=parse_position(state.flavor, state.position[lineage])
-                )
-            )
+            str(replace(EventToken.parse(token), position=parse_position(state.flavor, state.position[lineage])))
             for lineage, token in state.begin.items()
         ]
-        options = {
-            **self.source,
-            "since": ",".join([*since, *state.former.values()]),
-            "keyspace": self.keyspace.name,
-        }
+        options = {**self.source, "since": ",".join([*since, *state.former.values()]), "keyspace": self.keyspace.name}
         frame = self.session.readStream.format(updatestream.NAME).options(**options).load()
         writer = frame.writeStream.foreachBatch(lambda batch, _: self._apply(state, batch))
         query = updatestream.start_query(writer.trigger(availableNow=True))
@@ -282,9 +262,5 @@ class Snapshot:
 
     def _publish(self, state: CopyState) -> None:
         """Commit, with the tables whose dump is behind the stream: those are exact."""
-        exact = [
-            name
-            for name, table in state.tables.items()
-            if not table.needs_dump and state.contains(table.until)
-        ]
+        exact = [name for name, table in state.tables.items() if not table.needs_dump and state.contains(table.until)]
         self.target.commit(state, exact)

@@ -87,9 +87,7 @@ def find_newest(changes: DataFrame, layout: CopyTable) -> DataFrame:
     newest = changes.groupBy(KEY).agg(
         F.max_by(F.struct(IS_GONE, *(F.col(name) for name in names[1:])), F.struct(*PLACE)).alias("_newest")
     )
-    return newest.select(
-        KEY, *(F.col("_newest").getField(name).alias(name) for name in (*names[1:], IS_GONE))
-    )
+    return newest.select(KEY, *(F.col("_newest").getField(name).alias(name) for name in (*names[1:], IS_GONE)))
 
 
 def merge_changes(previous: DataFrame, changes: DataFrame, layout: CopyTable) -> DataFrame:

@@ -58,9 +58,7 @@ class CopyState:
     def contains(self, position: Mapping[str, str]) -> bool:
         """True if the stream was applied up to there, in every lineage."""
         return all(
-            parse_position(self.flavor, self.position.get(lineage, "")).contains(
-                parse_position(self.flavor, text)
-            )
+            parse_position(self.flavor, self.position.get(lineage, "")).contains(parse_position(self.flavor, text))
             for lineage, text in position.items()
         )
 
@@ -80,8 +78,7 @@ def decode_state(text: str, where: str) -> CopyState:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
-            f"{where} is no state of a copy: {error}",
-            hint="move it away and run the copy again: it starts over",
+            f"{where} is no state of a copy: {error}", hint="move it away and run the copy again: it starts over"
         ) from error
 
 
@@ -133,6 +130,5 @@ def require_kept(out: Path, published: str) -> None:
     newer = [path for path in folder.parent.glob("0*") if path.name > folder.name]
     if len(newer) >= GENERATIONS_KEPT or not folder.is_dir():
         raise SourceUnavailable(
-            f"{folder} was replaced {len(newer)} times while it was read",
-            hint="run it again, with the newest copy",
+            f"{folder} was replaced {len(newer)} times while it was read", hint="run it again, with the newest copy"
         )

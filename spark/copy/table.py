@@ -121,10 +121,7 @@ class CopyTable:
 
     def schema(self) -> StructType:
         return StructType(
-            [
-                StructField(KEY, StringType()),
-                *(StructField(column.name, column.type) for column in self.columns),
-            ]
+            [StructField(KEY, StringType()), *(StructField(column.name, column.type) for column in self.columns)]
         )
 
     def change_schema(self) -> StructType:
@@ -167,8 +164,7 @@ class CopyTable:
 
     def _images(self, change: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         before, after = (
-            None if change[name] is None else from_json_row(json.loads(change[name]))
-            for name in ("before", "after")
+            None if change[name] is None else from_json_row(json.loads(change[name])) for name in ("before", "after")
         )
         return before, after
 
@@ -245,9 +241,7 @@ def find_spans(address: ServerAddress, table: CopyTable, rows: int) -> list[KeyS
     """Ranges of about ``rows`` rows each, found by walking the primary key; in its order, together everything."""
     names = ", ".join(map(quote_name, table.key))
     borders: list[tuple[Any, ...] | None] = [None]
-    with connected(
-        address, f"walking the keys of {table.name}", read_timeout_seconds=READ_SECONDS
-    ) as connection:
+    with connected(address, f"walking the keys of {table.name}", read_timeout_seconds=READ_SECONDS) as connection:
         while True:
             condition, parameters = above_key(table.key, borders[-1])
             sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE {condition}"

@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     add_source(parser)
     parser.add_argument("--checkpoint", required=True, help="folder or URI for Spark's own state")
     parser.add_argument("--since", help='where to begin without a checkpoint: "first", "now" or event tokens')
-    parser.add_argument(
-        "--trigger-seconds", type=float, default=TRIGGER_SECONDS, help="between micro-batches"
-    )
+    parser.add_argument("--trigger-seconds", type=float, default=TRIGGER_SECONDS, help="between micro-batches")
     parser.add_argument("--once", action="store_true", help="end when everything there is has been applied")
     parser.add_argument("--metrics-listen", help="serve metrics for Prometheus there, as HOST:PORT")
     options = parse_arguments(parser, arguments)
@@ -101,9 +99,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
                 # Before the session, which takes longer to start than nodes stay open
                 stand_in = stack.enter_context(StandIn(config, source))
                 metrics.find_stand_in = stand_in.find_keeper
-            used = stack.enter_context(
-                using_session(session, "freshness invalidate", options.master, BATCH_ROWS)
-            )
+            used = stack.enter_context(using_session(session, "freshness invalidate", options.master, BATCH_ROWS))
             described = _run(used, config, source, options, stand_in, metrics)
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)

@@ -81,9 +81,7 @@ class LineageKeeper:
         """From where a stream must be opened so that no joined node misses an event."""
         with self._lock:
             start, lineage = self.acknowledger.start_position(), self.acknowledger.lineage
-            return (
-                None if start is None else EventToken(lineage, self.shard, self.acknowledger.epoch, 0, start)
-            )
+            return None if start is None else EventToken(lineage, self.shard, self.acknowledger.epoch, 0, start)
 
     @property
     def heartbeat_age_seconds(self) -> float | None:
@@ -132,9 +130,7 @@ class Keeper:
         try:
             for keyspace in config.keyspaces.values():
                 for shard in keyspace.serving_shards:
-                    self.lineages[shard.lineage] = self._open(
-                        config, keyspace.gtid_flavor, shard, keyspace.name
-                    )
+                    self.lineages[shard.lineage] = self._open(config, keyspace.gtid_flavor, shard, keyspace.name)
         except BaseException:
             self.close()
             raise
@@ -171,10 +167,7 @@ class Keeper:
             lineage=policy.lineage,
         )
         driver = BlockingDriver(
-            nodes,
-            time.sleep,
-            read_head=primary.read_head,
-            confirm_succession=lambda _: shard.lossless_failover,
+            nodes, time.sleep, read_head=primary.read_head, confirm_succession=lambda _: shard.lossless_failover
         )
         keeper = LineageKeeper(shard.name, acknowledger, driver, policy.heartbeat_age_max_seconds)
 
@@ -184,9 +177,7 @@ class Keeper:
         self._closers.insert(0, restoration.stop)
         pulse.start()
         restoration.start()
-        thread = threading.Thread(
-            target=self._renew, args=(keeper,), name=f"leases of {shard.lineage}", daemon=True
-        )
+        thread = threading.Thread(target=self._renew, args=(keeper,), name=f"leases of {shard.lineage}", daemon=True)
         thread.start()
         self._threads.append(thread)
         return keeper
@@ -225,9 +216,7 @@ class Keeper:
                     continue
                 present = load_registry(self._config, [keyspace], shard.lineage, known)
                 altered = [
-                    name
-                    for name in known
-                    if present[name].policy.fingerprint != known[name].policy.fingerprint
+                    name for name in known if present[name].policy.fingerprint != known[name].policy.fingerprint
                 ]
                 if altered:
                     raise StreamStopped(

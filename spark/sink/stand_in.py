@@ -41,9 +41,7 @@ class StandIn:
     """A thread, from `__enter__` to `__exit__`. ``source``: options of the update stream, of a service. ``is_late``:
     function that returns True if the cluster is late."""
 
-    def __init__(
-        self, config: Config, source: Mapping[str, str], is_late: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, config: Config, source: Mapping[str, str], is_late: Callable[[], bool] = lambda: True) -> None:
         self._config = config
         self._source = dict(source)
         self._is_late = is_late
@@ -112,15 +110,11 @@ class StandIn:
         longer late."""
         ticket = keeper.begin()
         shards = self._config.keyspaces[self._source["keyspace"]].serving_shards
-        starts = [
-            token for token in keeper.find_starts() if token.lineage in {each.lineage for each in shards}
-        ]
+        starts = [token for token in keeper.find_starts() if token.lineage in {each.lineage for each in shards}]
         if len(starts) < len(shards):
             return  # no node of a shard is joined: there is nothing to acknowledge
         keeper.require_keys({each.lineage for each in shards})
-        reader = ChangeStreamReader(
-            StreamOptions.parse({**self._source, "since": ",".join(map(str, starts))})
-        )
+        reader = ChangeStreamReader(StreamOptions.parse({**self._source, "since": ",".join(map(str, starts))}))
         begin = reader.initialOffset()
         end = reader.latestOffset(begin, ReadAllAvailable())
         nodes = {name: open_node(keeper.plan.access, name) for name in keeper.plan.all_nodes}

@@ -157,11 +157,7 @@ class ArchiveFolder:
             yield from self._read_file(span, columns, condition)
         except FileNotFoundError:
             shard = next(
-                (
-                    each
-                    for each in self.list_shards(keyspace)
-                    if each.lineage == lineage and each.last >= span.last
-                ),
+                (each for each in self.list_shards(keyspace) if each.lineage == lineage and each.last >= span.last),
                 None,
             )
             if shard is None:
@@ -172,9 +168,7 @@ class ArchiveFolder:
             for other in shard.spans(span.after, span.last):
                 yield from self._read_file(other, columns, condition)
 
-    def _read_file(
-        self, span: FileSpan, columns: Sequence[str], condition: Any
-    ) -> Iterator[pyarrow.RecordBatch]:
+    def _read_file(self, span: FileSpan, columns: Sequence[str], condition: Any) -> Iterator[pyarrow.RecordBatch]:
         filesystem, _ = self.locate()
         filesystem.open_input_file(span.path).close()  # FileNotFoundError, whatever the file system
         self.read_footer(span.path)
@@ -187,9 +181,7 @@ class ArchiveFolder:
             missing = [name for name in columns if name not in source.schema.names]
             if missing:
                 raise FormatError(f"{span.path} lacks the column {missing[0]}", hint=_RESTORE)
-            scanner = source.scanner(
-                columns=list(columns), filter=wanted, batch_size=BATCH_ROWS, use_threads=False
-            )
+            scanner = source.scanner(columns=list(columns), filter=wanted, batch_size=BATCH_ROWS, use_threads=False)
             yield from (batch for batch in scanner.to_batches() if batch.num_rows)
         except FileNotFoundError:
             raise

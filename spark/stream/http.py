@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from freshness.errors import (
-    ConfigError,
-    FormatError,
-    FreshnessError,
-    HistoryPurged,
-    SourceUnavailable,
-    StreamStopped,
-)
+from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.position.token import EventToken
 from freshness.stream.lines import LINE_BYTES_MAX, EndLine, ErrorLine, Line, UpdateLine, decode_line
 from freshness.stream.resume import ResumeVector
@@ -81,9 +74,7 @@ class Service:
         if self.token_file:
             headers["authorization"] = f"Bearer {_read_first_line(self.token_file)}"
         try:
-            connection.request(
-                "GET", f"{parts.path.rstrip('/')}{path}?{urlencode(parameters)}", headers=headers
-            )
+            connection.request("GET", f"{parts.path.rstrip('/')}{path}?{urlencode(parameters)}", headers=headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise self._refused(path, response.status, response.read())
@@ -195,9 +186,7 @@ def _is_delivered(resume: str | None, end: EventToken) -> bool:
     return token is not None and token.position.contains(end.position)
 
 
-def _rows(
-    lines: list[UpdateLine], token: EventToken, ordinal: int, received_us: int
-) -> Iterator[tuple[Any, ...]]:
+def _rows(lines: list[UpdateLine], token: EventToken, ordinal: int, received_us: int) -> Iterator[tuple[Any, ...]]:
     count = sum(line.row >= 0 for line in lines)
     for line in lines:
         detail = line.reason or None
@@ -225,16 +214,11 @@ def read_heads(service: Service, keyspace: str) -> list[EventToken]:
     """All that the primary of each serving shard has executed by now. Raises `ConfigError` for no such keyspace."""
     keyspaces = service.get("/v1/topology")["keyspaces"]
     if keyspace not in keyspaces:
-        raise ConfigError(
-            f"{service.url} has no keyspace {keyspace!r}", hint=f"it has {', '.join(keyspaces)}"
-        )
+        raise ConfigError(f"{service.url} has no keyspace {keyspace!r}", hint=f"it has {', '.join(keyspaces)}")
     shards = [shard["name"] for shard in keyspaces[keyspace]["shards"] if shard["serving"]]
     try:
         return [
-            EventToken.parse(service.get("/v1/token", keyspace=keyspace, shard=shard)["token"])
-            for shard in shards
+            EventToken.parse(service.get("/v1/token", keyspace=keyspace, shard=shard)["token"]) for shard in shards
         ]
     except KeyError as error:
-        raise FormatError(
-            f"{service.url}/v1/token answered without {error}", hint="is it another program?"
-        ) from None
+        raise FormatError(f"{service.url}/v1/token answered without {error}", hint="is it another program?") from None

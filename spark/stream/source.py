@@ -17,21 +17,10 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from freshness.errors import ConfigError, FormatError, HistoryPurged, SourceUnavailable
@@ -123,8 +112,7 @@ class StreamOptions:
         since = options.get("since", "")
         if since.startswith(REFRESH_PREFIX):
             raise FormatError(
-                f"since of {NAME} is the resume text of a refresh",
-                hint="a query brings changes; give a token",
+                f"since of {NAME} is the resume text of a refresh", hint="a query brings changes; give a token"
             )
         files = options.get("files_per_batch", str(FILES_PER_BATCH))
         if not files.isdecimal() or int(files) < 1:
@@ -190,9 +178,7 @@ class LivePartition(InputPartition):  # type: ignore[misc]
     piece: LivePiece
 
 
-def _read(
-    options: StreamOptions, partition: InputPartition, condition: Any = None
-) -> Iterator[pyarrow.RecordBatch]:
+def _read(options: StreamOptions, partition: InputPartition, condition: Any = None) -> Iterator[pyarrow.RecordBatch]:
     whole, wanted = to_arrow_schema(CHANGES), to_arrow_schema(options.schema())
     now_us = time.time_ns() // 1000
     if isinstance(partition, LivePartition):
@@ -208,12 +194,9 @@ def _read(
         mark = make_mark(partition.keyspace, partition.begin, partition.spans[0].after, BEGIN, now_us)
         yield from _select([mark], whole, wanted)
     for span in partition.spans:
-        for batch in options.folder.read(
-            partition.keyspace, partition.lineage, span, options.columns, condition
-        ):
+        for batch in options.folder.read(partition.keyspace, partition.lineage, span, options.columns, condition):
             yield pyarrow.RecordBatch.from_arrays(
-                [column.cast(part.type) for column, part in zip(batch.columns, wanted, strict=True)],
-                schema=wanted,
+                [column.cast(part.type) for column, part in zip(batch.columns, wanted, strict=True)], schema=wanted
             )
     if partition.end is not None:
         mark = make_mark(partition.keyspace, partition.end, partition.spans[-1].last, "empty", now_us)
@@ -269,9 +252,7 @@ def _choose_shards(options: StreamOptions) -> list[ArchivedShard]:
     return chosen
 
 
-def _plan_live(
-    options: StreamOptions, start: EventToken | None, end: EventToken, since: str
-) -> LivePartition | None:
+def _plan_live(options: StreamOptions, start: EventToken | None, end: EventToken, since: str) -> LivePartition | None:
     """None for a shard out of the key range."""
     service, keyspace = options.live
     own = KeyRange.parse(end.shard)

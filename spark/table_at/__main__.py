@@ -29,9 +29,7 @@ with required_packages("spark.table_at", "spark"):
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print what it made. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(prog="freshness-spark table_at", description="Give a table as it was.")
-    parser.add_argument(
-        "--archive", required=True, help="folder of the archived update stream, local or mounted"
-    )
+    parser.add_argument("--archive", required=True, help="folder of the archived update stream, local or mounted")
     parser.add_argument("--copy", help="folder of a copy, as `freshness-spark copy` keeps it")
     parser.add_argument("--table", required=True, help="its name")
     parser.add_argument(

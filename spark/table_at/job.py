@@ -23,13 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from freshness.errors import (
-    ConfigError,
-    HistoryLost,
-    HistoryPurged,
-    SourceUnavailable,
-    StreamStopped,
-)
+from freshness.errors import ConfigError, HistoryLost, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.archive_file import ArchiveFile
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, parse_position
@@ -100,13 +94,7 @@ def told_schema(layout: CopyTable) -> StructType:
 
 
 def make_table(
-    session: SparkSession,
-    archive: str,
-    copy: Path,
-    table: str,
-    moment: Moment,
-    out: Path,
-    file_format: str = PARQUET,
+    session: SparkSession, archive: str, copy: Path, table: str, moment: Moment, out: Path, file_format: str = PARQUET
 ) -> TableAt:
     """Write the table as it was at the moment to ``out``, as Parquet, complete or not at all.
 

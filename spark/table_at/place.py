@@ -114,8 +114,7 @@ class PlaceFinder:
             shard = self.shards[lineage]
             if lineage not in first:
                 raise SourceUnavailable(
-                    f"the archive of {lineage} does not reach {told} yet: it has no later transaction",
-                    hint=WAIT,
+                    f"the archive of {lineage} does not reach {told} yet: it has no later transaction", hint=WAIT
                 )
             if first[lineage] == shard.first:
                 raise HistoryPurged(

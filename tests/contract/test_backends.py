@@ -261,12 +261,7 @@ class BackendContract:
         assert isinstance(stored, Stored)
         assert appended == Stored(0)
         whole = item(node, b"k")
-        assert (whole.value, whole.ttl_seconds, whole.won, whole.lease) == (
-            b"whole and more",
-            -1,
-            False,
-            False,
-        )
+        assert (whole.value, whole.ttl_seconds, whole.won, whole.lease) == (b"whole and more", -1, False, False)
         assert one(node, Cas(b"k", b"no", stored.version, 0)) is CONFLICT
 
     def test_appends_of_several_clients_are_all_there(self, setup: Setup) -> None:
@@ -286,11 +281,7 @@ class BackendContract:
         """Nothing was appended then, but a node may have dropped the item."""
         held = b"v" * held_bytes
         node.perform([Add(b"k", held, TTL_SECONDS), Add(b"after", b"v", TTL_SECONDS)])
-        requests: list[Request] = [
-            Append(b"k", b"w" * added_bytes),
-            Append(b"after", b"w"),
-            Delete(b"before"),
-        ]
+        requests: list[Request] = [Append(b"k", b"w" * added_bytes), Append(b"after", b"w"), Delete(b"before")]
         assert node.perform(requests) == [CONFLICT, Stored(0), DONE]
         later, after = node.perform([Get(b"k"), Get(b"after")])
         assert later is MISSING or (isinstance(later, Item) and later.value == held)
@@ -300,9 +291,7 @@ class BackendContract:
     def test_too_long_a_chunk_for_some_stripes(self, node: CacheNode) -> None:
         """Each append that counts was carried out, and each that does not count left nothing behind."""
         names = [b"!%d" % number for number in range(4)]
-        node.perform(
-            [Add(name, b"v" * size, 0) for name, size in zip(names, (1, 700_000, 1, 700_000), strict=True)]
-        )
+        node.perform([Add(name, b"v" * size, 0) for name, size in zip(names, (1, 700_000, 1, 700_000), strict=True)])
         replies = node.perform(Strikes(names, b"w" * 700_000, [b"k"]))
         assert replies[1::2] == [CONFLICT, CONFLICT]
         assert replies[4:] == [DONE]
@@ -483,9 +472,7 @@ class BackendContract:
 
     def test_a_pipeline_of_many_values(self, node: CacheNode) -> None:
         count, value = 20_000, b"v" * 1024
-        assert (
-            node.perform([Add(b"k%d" % n, value, TTL_SECONDS) for n in range(count)]) == [Stored(0)] * count
-        )
+        assert node.perform([Add(b"k%d" % n, value, TTL_SECONDS) for n in range(count)]) == [Stored(0)] * count
         replies = node.perform([Get(b"k%d" % n) for n in range(count)])
         assert len(replies) == count
         assert all(type(reply) is Item and reply.value == value for reply in replies)
@@ -563,8 +550,7 @@ class BackendContract:
     # -- the stripes and keys of a batch ---------------------------------------------------------------
 
     @pytest.mark.parametrize(
-        ("stripes", "keys"),
-        [(0, 0), (1, 0), (0, 1), (1, 1), (3, 3), (2500, 0), (0, 2500), (2500, 2500)],
+        ("stripes", "keys"), [(0, 0), (1, 0), (0, 1), (1, 1), (3, 3), (2500, 0), (0, 2500), (2500, 2500)]
     )
     def test_strikes_do_what_their_requests_do(self, node: CacheNode, stripes: int, keys: int) -> None:
         """Every third stripe is absent, and every third key. Numbers in hexadecimal, so that names begin alike."""
@@ -658,9 +644,7 @@ class BoundContract(BackendContract):
         assert isinstance(found, Item)
         assert (found.value, found.ttl_seconds) == (b"again", -1)
 
-    def test_an_item_that_is_not_bound_is_shown_to_those_who_ask_for_bound_ones(
-        self, node: CacheNode
-    ) -> None:
+    def test_an_item_that_is_not_bound_is_shown_to_those_who_ask_for_bound_ones(self, node: CacheNode) -> None:
         node.perform([Add(b"k", b"v", 0)])
         assert one(node, Add(b"k", b"w", 0, is_bound=True)) is CONFLICT
         found = one(node, Get(b"k", is_bound=True))
@@ -697,9 +681,7 @@ class TestRedisInThisProcess(BackendContract):
         assert len(versions) == 50
 
     @pytest.mark.parametrize("raw", [b"", b"short", b"12345678", b"\x00" * 20, b"a foreign value"])
-    def test_foreign_bytes_are_shown_and_never_replaced(
-        self, fake_redis_setup: FakeRedisSetup, raw: bytes
-    ) -> None:
+    def test_foreign_bytes_are_shown_and_never_replaced(self, fake_redis_setup: FakeRedisSetup, raw: bytes) -> None:
         node = fake_redis_setup.connect()
         fakeredis.FakeRedis(server=fake_redis_setup.server).set("k", raw)
         for request in (Get(b"k"), Get(b"k", 30)):

@@ -44,9 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
             def tell(verdict: Verdict) -> None:
                 progress.advance(task)
                 if not verdict.is_good:
-                    progress.console.print(
-                        f"{verdict.outcome}: {verdict.mutant.path}: {verdict.mutant.breaks}"
-                    )
+                    progress.console.print(f"{verdict.outcome}: {verdict.mutant.path}: {verdict.mutant.breaks}")
 
             verdicts = try_all(mutants, TREE, options.processes, tell)
     except (ValueError, SyntaxError) as error:
@@ -61,13 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make mutants ARGS=…", description=__doc__)
-    parser.add_argument(
-        "--only", default="", metavar="TEXT", help="those whose file or sentence has this text"
-    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="those whose file or sentence has this text")
     parser.add_argument("--sample", action="store_true", help="the few that `make full` tries")
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="at once (one for each core)"
-    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at once (one for each core)")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON, alone on stdout")
     return parser
 

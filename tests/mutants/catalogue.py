@@ -74,9 +74,7 @@ def _exists(test: str, tree: Path) -> bool:
         return False
     body = _parse(tree / path).body if names else []
     for name in names:
-        found = [
-            node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
-        ]
+        found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name]
         if not found:
             return False
         body = found[0].body

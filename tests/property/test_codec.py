@@ -34,9 +34,7 @@ _SCALARS = (
 )
 _KEYS = _TEXT | st.integers(min_value=-(2**63), max_value=2**64 - 1) | st.binary() | st.none()
 _VALUES = st.recursive(
-    _SCALARS,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(_KEYS, inner, max_size=5),
-    max_leaves=20,
+    _SCALARS, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(_KEYS, inner, max_size=5), max_leaves=20
 )
 
 

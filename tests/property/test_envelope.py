@@ -34,12 +34,7 @@ from freshness.errors import FormatError
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
 
 SOURCES = ("3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562")
-DECODERS: tuple[Callable[[bytes], Any], ...] = (
-    Filled.decode,
-    Stripe.decode,
-    PendingStripe.decode,
-    NodeRecord.decode,
-)
+DECODERS: tuple[Callable[[bytes], Any], ...] = (Filled.decode, Stripe.decode, PendingStripe.decode, NodeRecord.decode)
 
 numbers = st.integers(1, 2**63 - 1)
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -57,9 +52,9 @@ def union(positions: list[Position], empty: Position) -> Position:
 mysql = st.lists(st.builds(MysqlGtidSet.of, st.sampled_from(SOURCES), numbers), max_size=6).map(
     lambda parts: union(list(parts), MysqlGtidSet())
 )
-mariadb = st.lists(
-    st.builds(MariadbPosition.of, st.integers(0, 3), st.integers(1, 3), numbers), max_size=4
-).map(lambda parts: union(list(parts), MariadbPosition()))
+mariadb = st.lists(st.builds(MariadbPosition.of, st.integers(0, 3), st.integers(1, 3), numbers), max_size=4).map(
+    lambda parts: union(list(parts), MariadbPosition())
+)
 positions = st.one_of(mysql, mariadb)
 stamps = st.builds(Stamp, names, nonces, u64, positions)
 stamps_and_identity = st.lists(stamps, min_size=1, max_size=3).map(tuple), st.binary(max_size=30)
@@ -156,8 +151,7 @@ def test_a_stripe_is_the_union_of_the_chunks_of_its_first_life(
 small = st.builds(MariadbPosition.of, st.integers(0, 1), st.just(1), st.integers(1, 300))
 encoded_stripes = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"PREVIOUS")), small), max_size=6).map(
     lambda parts: (
-        Stripe(b"LIFELIFE", MariadbPosition.of(0, 1, 1)).encode()
-        + b"".join(encode_chunk(*part) for part in parts)
+        Stripe(b"LIFELIFE", MariadbPosition.of(0, 1, 1)).encode() + b"".join(encode_chunk(*part) for part in parts)
     )
 )
 
@@ -177,10 +171,7 @@ def test_a_stripe_is_within_a_position_that_contains_it_and_no_other_bytes_are(
 
 
 few = st.sampled_from(
-    [
-        MysqlGtidSet(),
-        *(MysqlGtidSet.parse(f"{SOURCES[0]}:{numbers}") for numbers in ("1-5", "6", "6-500", "1-5:9")),
-    ]
+    [MysqlGtidSet(), *(MysqlGtidSet.parse(f"{SOURCES[0]}:{numbers}") for numbers in ("1-5", "6", "6-500", "1-5:9"))]
 )
 few_chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"LIFELIFE", b"PREVIOUS")), few), max_size=5)
 damage = st.none() | st.tuples(st.integers(0, 200), st.binary(max_size=2))

@@ -24,9 +24,9 @@ Gtid = tuple[str, str, int]
 
 gtids = st.tuples(st.sampled_from(UUIDS), st.sampled_from(("", "a", "b_2")), st.integers(1, 40))
 models = st.frozensets(gtids, max_size=60)
-mariadb_positions = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 4)), max_size=5
-).map(lambda parts: MariadbPosition.parse(",".join(f"{d}-{s}-{n}" for d, s, n in parts)))
+mariadb_positions = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 4)), max_size=5).map(
+    lambda parts: MariadbPosition.parse(",".join(f"{d}-{s}-{n}" for d, s, n in parts))
+)
 
 
 def build(model: frozenset[Gtid]) -> MysqlGtidSet:
@@ -96,9 +96,7 @@ def test_laws_of_the_difference(one: frozenset[Gtid], two: frozenset[Gtid], thre
 
 
 def of_one_flavor(count: int) -> st.SearchStrategy[tuple[Position, ...]]:
-    return st.one_of(
-        *(st.tuples(*[each] * count) for each in (models.map(build), mariadb_positions)),
-    )
+    return st.one_of(*(st.tuples(*[each] * count) for each in (models.map(build), mariadb_positions)))
 
 
 @given(of_one_flavor(3))
@@ -122,9 +120,7 @@ def test_the_parts_by_source_unite_to_the_whole_and_have_nothing_in_common(posit
     assert empty_position(position.flavor).union_all(parts.values()) == position
     assert sum(part.interval_count for part in parts.values()) == position.interval_count
     assert not any(part.is_empty for part in parts.values())
-    assert all(
-        one.intersection(two).is_empty for one in parts.values() for two in parts.values() if one is not two
-    )
+    assert all(one.intersection(two).is_empty for one in parts.values() for two in parts.values() if one is not two)
 
 
 @given(models)
@@ -189,9 +185,7 @@ def test_compare_agrees_with_containment_in_both_directions(one: Position, two: 
 
 
 @given(
-    st.one_of(st.binary(max_size=60), positions.map(lambda p: p.encode())),
-    st.integers(0, 60),
-    st.binary(max_size=2),
+    st.one_of(st.binary(max_size=60), positions.map(lambda p: p.encode())), st.integers(0, 60), st.binary(max_size=2)
 )
 def test_bytes_are_refused_or_are_exactly_what_encode_writes(data: bytes, cut: int, tail: bytes) -> None:
     mutated = data[:cut] + tail

@@ -40,10 +40,7 @@ EQUALITIES: Final[Mapping[str, tuple[Callable[[str], str], ...]]] = {
         lambda text: "",
     ),
     # Of a language: nothing is known of it
-    "utf8mb4_turkish_ci": (
-        lambda text: text.rstrip(" ").replace("I", "ı").replace("İ", "i").lower(),
-        fold_text,
-    ),
+    "utf8mb4_turkish_ci": (lambda text: text.rstrip(" ").replace("I", "ı").replace("İ", "i").lower(), fold_text),
 }
 """Forms that are the same where values are equal. Coarser ones than any server has are among them."""
 
@@ -66,9 +63,7 @@ class Table:
         self.finder = KeyFinder({"by_email": self.definition})
 
     def find(self, email: str) -> dict[str, Any] | None:
-        of_key = (
-            id for id, stored in self.rows.items() if stored and self.equal(stored) == self.equal(email)
-        )
+        of_key = (id for id, stored in self.rows.items() if stored and self.equal(stored) == self.equal(email))
         found = next(of_key, None)
         return None if found is None else {"id": found, "email": self.rows[found]}
 
@@ -82,9 +77,7 @@ class Table:
         holder = self.find(email) if email else None
         if holder is not None and holder["id"] != id:
             return  # a duplicate
-        before, after = (
-            None if each is None else {"id": id, "email": each} for each in (self.rows.get(id), email)
-        )
+        before, after = (None if each is None else {"id": id, "email": each} for each in (self.rows.get(id), email))
         self.rows[id] = email
         change = RowChange("users", "update", before, after)
         for item in self.finder.find(Transaction(TOKEN.position, 0, (change,)))[0]:
@@ -118,10 +111,7 @@ STEPS: Final = st.lists(
 )
 
 
-@given(
-    world=st.sampled_from([(name, equal) for name, forms in EQUALITIES.items() for equal in forms]),
-    steps=STEPS,
-)
+@given(world=st.sampled_from([(name, equal) for name, forms in EQUALITIES.items() for equal in forms]), steps=STEPS)
 def test_no_change_leaves_an_entry_that_the_database_would_not_give(
     world: tuple[str, Callable[[str], str]], steps: list[tuple[int, str | None] | list[str]]
 ) -> None:

@@ -21,9 +21,7 @@ from packaging.utils import canonicalize_name
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("appclient", "freshness", "invalidator", "spark")
-EXTRAS: Final = tuple(
-    tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-)
+EXTRAS: Final = tuple(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 CONFIG: Final = """[cache]
 nodes = ["127.0.0.1:1"]
 namespace = "shop"

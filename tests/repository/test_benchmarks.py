@@ -149,9 +149,7 @@ def test_json_stands_alone_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_whole_run_is_kept(
-    measured: dict[str, float], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_whole_run_is_kept(measured: dict[str, float], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert program.main([]) == 0
     assert "1.50" in capsys.readouterr().out
     assert json.loads((tmp_path / "results.json").read_text())["results"][0]["ratio"] == measured["hit"]

@@ -88,9 +88,7 @@ def test_what_docstrings_and_comments_cite_is_in_the_repository() -> None:
 
 
 def test_a_citation_that_leads_nowhere_is_found() -> None:
-    planted = (
-        '"""See docs/no-such-page.md."""\nx = "not.md"  # 3.2 \N{SECTION SIGN}\nY = 1\n"""ADR 9999, I99."""\n'
-    )
+    planted = '"""See docs/no-such-page.md."""\nx = "not.md"  # 3.2 \N{SECTION SIGN}\nY = 1\n"""ADR 9999, I99."""\n'
     assert [one for _, text in find_prose(planted) for one in find_unresolved(text)] == [
         "docs/no-such-page.md",
         "ADR 9999",

@@ -18,10 +18,7 @@ PACKAGES: Final = ("freshness", "invalidator", "appclient", "spark")
 
 PLANTED: Final[dict[str, tuple[str, str]]] = {
     "freshness imports none of its users": ("freshness/history/open.py", "import appclient"),
-    "the folders of freshness are layers": (
-        "freshness/keys/keyrange.py",
-        "import freshness.stream.resume",
-    ),
+    "the folders of freshness are layers": ("freshness/keys/keyrange.py", "import freshness.stream.resume"),
     "the algorithm and the positions reach no socket, no thread and no database": (
         "freshness/algorithm/apply.py",
         "import threading",
@@ -56,18 +53,12 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "import spark.archive.compaction",
     ),
     "the steps of the audit are layers": ("spark/audit/judge/replay.py", "import spark.audit.input.evidence"),
-    "only the folders of adapters know third-party packages": (
-        "freshness/objects/registry.py",
-        "import msgspec",
-    ),
+    "only the folders of adapters know third-party packages": ("freshness/objects/registry.py", "import msgspec"),
     "the technologies of cache nodes do not know each other": (
         "freshness/nodes/redis.py",
         "import freshness.nodes.memory",
     ),
-    "memcached's protocol is the memcached node's own": (
-        "freshness/nodes/redis.py",
-        "import freshness.nodes.meta",
-    ),
+    "memcached's protocol is the memcached node's own": ("freshness/nodes/redis.py", "import freshness.nodes.meta"),
     "the scripts of Redis are the Redis node's own": (
         "freshness/nodes/memcached.py",
         "import freshness.nodes.scripts",
@@ -94,9 +85,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def find_broken(folder: Path) -> set[str]:
     """The contracts that the code in a folder breaks."""
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-logo"]
-    run = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env={"COLUMNS": "400"}
-    )
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env={"COLUMNS": "400"})
     lines = run.stdout.splitlines()
     assert any(line.startswith("Contracts: ") for line in lines), run.stdout + run.stderr
     assert (run.returncode != 0) == (" 0 broken" not in run.stdout), run.stdout

@@ -89,16 +89,12 @@ def test_systemd_takes_the_unit(unit: RawConfigParser, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_the_unit_waits_for_the_end_and_does_not_repeat_a_mistake(
-    unit: RawConfigParser, tmp_path: Path
-) -> None:
+def test_the_unit_waits_for_the_end_and_does_not_repeat_a_mistake(unit: RawConfigParser, tmp_path: Path) -> None:
     running = unit["Service"]
     config = tmp_path / "freshness.toml"
     config.write_text(CONFIG)
     assert float(running["TimeoutStopSec"]) > find_stop_seconds(load_config(config))
-    kinds = [
-        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FreshnessError)
-    ]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FreshnessError)]
     codes = {kind.exit_code for kind in kinds}
     hopeless = {int(code) for code in running["RestartPreventExitStatus"].split()}
     assert hopeless <= codes
@@ -202,13 +198,9 @@ def test_the_container_runs_the_verb_with_the_file_that_is_mounted(
     assert container["image"].endswith(f":{__version__}")
 
 
-def test_each_probe_asks_what_is_answered_without_a_token(
-    container: dict[str, Any], pod: dict[str, Any]
-) -> None:
+def test_each_probe_asks_what_is_answered_without_a_token(container: dict[str, Any], pod: dict[str, Any]) -> None:
     ports = {each["name"] for each in container["ports"]}
-    probes = {
-        name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe", "startupProbe")
-    }
+    probes = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe", "startupProbe")}
     assert {each["path"] for each in probes.values()} <= OPEN_PATHS
     assert {each["port"] for each in probes.values()} <= ports
     assert probes["livenessProbe"]["path"] == "/healthz", "a node that is away is no reason to start again"
@@ -262,13 +254,7 @@ def run_line(line: str, python: Path, folder: Path) -> None:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
     ended = subprocess.run(
-        ["sh", "-ec", line],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
+        ["sh", "-ec", line], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=500
     )
     assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
 
@@ -305,12 +291,7 @@ def test_the_lines_of_the_dockerfile_give_the_program(tmp_path: Path) -> None:
     (command,) = (yaml.safe_load(rest) for word, rest in instructions if word == "CMD")
     assert require_run(command)["config"] == Path("/etc/freshness/freshness.toml")
     ended = subprocess.run(
-        [python.parent / entry[0], "--version"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=500,
+        [python.parent / entry[0], "--version"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500
     )
     assert ended.stdout == f"freshness {__version__}\n"
     (user,) = (rest for word, rest in instructions if word == "USER")

@@ -74,13 +74,8 @@ def _names_of(module: str) -> set[str]:
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     top = ast.parse(source.read_text()).body
     # An import in a try explains a missing package; one in an if is late
-    body = [
-        *top,
-        *(inner for node in top if isinstance(node, (ast.Try, ast.If, ast.With)) for inner in node.body),
-    ]
-    names = {
-        name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
-    }
+    body = [*top, *(inner for node in top if isinstance(node, (ast.Try, ast.If, ast.With)) for inner in node.body)]
+    names = {name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
     return names | {
         node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
     }
@@ -201,9 +196,7 @@ def test_a_sentence_that_is_not_plain_is_found(planted: str) -> None:
 
 
 def test_headings_code_and_plain_sentences_are_no_breach() -> None:
-    assert (
-        _breaches("## What runs where\n\n```sh\n# Of all\n```\n\nA node: what it holds, and `anew`.\n") == []
-    )
+    assert _breaches("## What runs where\n\n```sh\n# Of all\n```\n\nA node: what it holds, and `anew`.\n") == []
 
 
 def test_every_table_is_in_one_page() -> None:
@@ -212,9 +205,7 @@ def test_every_table_is_in_one_page() -> None:
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
-    linked = {
-        (DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text())
-    }
+    linked = {(DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text())}
     assert {page for page in DOCS.rglob("*.md") if page.name != "index.md"} <= linked
 
 
@@ -233,9 +224,7 @@ def test_the_functions_that_the_architecture_names_are_in_their_files() -> None:
     for path, name in named:
         tree = ast.parse((CHECKOUT / path).read_text())
         kinds = (ast.FunctionDef, ast.ClassDef)
-        assert name in {node.name for node in ast.walk(tree) if isinstance(node, kinds)}, (
-            f"{path} has no {name}"
-        )
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, kinds)}, f"{path} has no {name}"
 
 
 def test_decision_records_are_numbered_and_complete() -> None:
@@ -270,10 +259,7 @@ def test_the_command_line_is_documented_with_every_verb_and_option() -> None:
     for name, command in verbs.items():
         title = documented[name]
         options = {
-            option
-            for one in command.params
-            for option in (*one.opts, *one.secondary_opts)
-            if option.startswith("--")
+            option for one in command.params for option in (*one.opts, *one.secondary_opts) if option.startswith("--")
         }
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         lines = re.findall(r"^\* (`--.*?):", sections[title], re.MULTILINE)
@@ -323,17 +309,7 @@ def test_verbs_of_the_command_line_named_anywhere_exist() -> None:
 def test_the_glossary_has_the_words_of_the_vocabulary() -> None:
     words = set(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
     assert words >= {
-        *(
-            "event token",
-            "position",
-            "shard",
-            "key range",
-            "stub",
-            "stripe",
-            "fill",
-            "invalidate",
-            "floor",
-        ),
+        *("event token", "position", "shard", "key range", "stub", "stripe", "fill", "invalidate", "floor"),
         *("lease", "progress", "life", "table floor", "epoch", "source", "backend", "procedure", "driver"),
     }
     assert sorted(words, key=str.casefold) == list(

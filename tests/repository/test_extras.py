@@ -319,9 +319,7 @@ def find_foreign(needed: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_alone_does_what_it_is_for(
-    extra: str, wheel: Path, tmp_path: Path, run: Callable[..., str]
-) -> None:
+def test_an_extra_alone_does_what_it_is_for(extra: str, wheel: Path, tmp_path: Path, run: Callable[..., str]) -> None:
     needed = find_needed(wheel, [extra])
     python = make_environment(tmp_path / "environment", wheel, needed)
     run(python, USES[extra])

@@ -86,8 +86,7 @@ def _patches_production(node: ast.AST, names: Mapping[str, object]) -> bool:
         case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(target)), *_]):
             return target.startswith(PRODUCTION)
         case ast.Call(
-            func=ast.Attribute(attr="setattr"),
-            args=[ast.JoinedStr(values=[ast.Constant(value=str(target)), *_]), *_],
+            func=ast.Attribute(attr="setattr"), args=[ast.JoinedStr(values=[ast.Constant(value=str(target)), *_]), *_]
         ):
             return target.startswith(PRODUCTION)
         case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Name(id=name), *_]) if name in names:
@@ -109,9 +108,7 @@ def _home_of(target: object) -> str:
 
 def _cited() -> Iterator[tuple[str, str]]:
     """(where, number) of every citation in files under version control."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=CHECKOUT, check=True, capture_output=True, text=True
-    )
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=CHECKOUT, check=True, capture_output=True, text=True)
     for name in listing.stdout.split("\0"):
         path = CHECKOUT / name
         if path.suffix not in CITING or path == PAGE or not path.is_file():
@@ -154,9 +151,7 @@ def test_whatever_is_cited_is_in_the_catalogue() -> None:
 
 
 def test_citations_are_found_and_other_names_are_not() -> None:
-    found = CITATION.findall(
-        f"(F28, F29); F1: F{104} is none of ours; F21-F23; UTF8, F0, 0xF2, F2a, F16C, Fx"
-    )
+    found = CITATION.findall(f"(F28, F29); F1: F{104} is none of ours; F21-F23; UTF8, F0, 0xF2, F2a, F16C, Fx")
     assert found == ["28", "29", "1", "104", "21", "23"]
 
 

@@ -135,8 +135,7 @@ def test_tests_that_fail_without_a_mutant_prove_nothing(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("find", "put"),
-    [("no such code", "x"), ("place", "x"), ("age < limit", "age  < limit"), ("age < limit", "(")],
+    ("find", "put"), [("no such code", "x"), ("place", "x"), ("age < limit", "age  < limit"), ("age < limit", "(")]
 )
 def test_a_mutant_that_does_not_fit_is_refused(find: str, put: str, tree: Path) -> None:
     """Its piece is not there, or twice; or nothing changes; or no Python comes of it."""
@@ -145,10 +144,6 @@ def test_a_mutant_that_does_not_fit_is_refused(find: str, put: str, tree: Path) 
 
 
 def test_tests_are_looked_for_by_file_and_name() -> None:
-    tests = (
-        "tests/contract/test_backends.py::TestMemory",
-        "tests/unit",
-        "tests/repository/test_mutants.py::tree",
-    )
+    tests = ("tests/contract/test_backends.py::TestMemory", "tests/unit", "tests/repository/test_mutants.py::tree")
     wrong = ("tests/nowhere.py", "tests/repository/test_mutants.py::test_nothing")
     assert missing_tests(mutate("a", "b", *tests, *wrong), CHECKOUT) == list(wrong)

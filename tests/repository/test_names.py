@@ -43,10 +43,7 @@ def test_no_public_name_stands_for_two_things() -> None:
 
 
 def test_a_name_that_stands_twice_is_found(tmp_path: Path) -> None:
-    for package, text in (
-        ("one", "class Verdict: ...\nclass _Own: ...\n"),
-        ("two", "Verdict: TypeAlias = int\n"),
-    ):
+    for package, text in (("one", "class Verdict: ...\nclass _Own: ...\n"), ("two", "Verdict: TypeAlias = int\n")):
         (tmp_path / package).mkdir()
         (tmp_path / package / "module.py").write_text(text)
     shared = find_shared_names([tmp_path / "one", tmp_path / "two"])

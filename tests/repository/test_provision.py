@@ -59,9 +59,7 @@ def test_stanza_sources() -> None:
 
 
 def test_the_main_archive_is_chosen_not_its_updates_nor_a_third_party() -> None:
-    sources = parse_apt_sources(
-        {"other.sources": STANZAS.replace("debian\n", "tool\n"), "sources.list": ONE_LINE}
-    )
+    sources = parse_apt_sources({"other.sources": STANZAS.replace("debian\n", "tool\n"), "sources.list": ONE_LINE})
     chosen = find_distribution_source(sources, "debian", "bookworm")
     assert chosen is not None
     assert chosen.uri == "http://mirror.example/debian"
@@ -125,9 +123,7 @@ def test_mysql_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tm
         provision.find_mysql()
 
 
-def test_newer_servers_that_are_not_there_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_newer_servers_that_are_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FRESHNESS_CACHE", str(tmp_path))
     with pytest.raises(ProvisionFailed, match="newer servers are not provisioned"):
         provision.find_newer()

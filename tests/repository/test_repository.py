@@ -45,9 +45,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~}$-])/(?:root|home|work|Users)/[\w.]")
 
 
 def _tracked() -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=CHECKOUT, check=True, capture_output=True, text=True
-    )
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=CHECKOUT, check=True, capture_output=True, text=True)
     # A file that is deleted in the working tree is still listed.
     return [path for name in listing.stdout.split("\0") if name and (path := CHECKOUT / name).is_file()]
 
@@ -126,9 +124,7 @@ def test_groups_pin_the_same_versions() -> None:
     """They are installed into one environment, one after the other."""
     pins: dict[str, set[str]] = {}
     for path in PINS:
-        for name, version in re.findall(
-            r"^([\w.-]+)(?:\[[\w,-]+\])?(==.*?) *\\?$", path.read_text(), re.MULTILINE
-        ):
+        for name, version in re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?(==.*?) *\\?$", path.read_text(), re.MULTILINE):
             pins.setdefault(f"{name}{version.partition(';')[2]}", set()).add(version)
     assert {name: versions for name, versions in pins.items() if len(versions) > 1} == {}
 
@@ -180,25 +176,12 @@ def test_spark_is_never_imported_bare() -> None:
 
 
 def test_make_alone_lists_every_verb() -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     make = ["make", "-f", "Makefile"]
     listing = subprocess.run(make, cwd=CHECKOUT, env=environment, check=True, capture_output=True, text=True)
     listed = {line.split()[0] for line in listing.stdout.splitlines() if line.startswith("  ")}
     assert listed == _verbs()
-    assert {
-        "help",
-        "setup",
-        "demo",
-        "test",
-        "lint",
-        "types",
-        "unit",
-        "integration",
-        "bench",
-        "clean",
-    } <= listed
+    assert {"help", "setup", "demo", "test", "lint", "types", "unit", "integration", "bench", "clean"} <= listed
     assert listing.stderr == ""
 
 
@@ -241,9 +224,7 @@ def test_every_verb_that_is_documented_exists() -> None:
 
 def test_every_verb_runs_something_that_is_there() -> None:
     """A verb is left out until there is something to run: ``python -m`` of the Makefile names our modules."""
-    named = re.findall(
-        r"-m (tests|examples|benchmarks|spark|docs)\b([.\w]*)", (CHECKOUT / "Makefile").read_text()
-    )
+    named = re.findall(r"-m (tests|examples|benchmarks|spark|docs)\b([.\w]*)", (CHECKOUT / "Makefile").read_text())
     for root, rest in named:
         place = CHECKOUT / (root + rest).replace(".", "/")
         assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), f"{root}{rest}"

@@ -75,9 +75,7 @@ def count(rows: list[Row]) -> dict[str, list[int]]:
     for row in rows:
         for name in (row.seed, "all"):
             by_seed.setdefault(name, Counter())[row.verdict] += 1
-    return {
-        name: [*(verdicts[each] for each in VERDICTS), verdicts.total()] for name, verdicts in by_seed.items()
-    }
+    return {name: [*(verdicts[each] for each in VERDICTS), verdicts.total()] for name, verdicts in by_seed.items()}
 
 
 def find_problems(text: str, requirements: int) -> list[str]:

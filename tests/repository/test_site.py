@@ -30,9 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_page_is_there(site: Path) -> None:
-    written = {
-        path.relative_to(CHECKOUT / "docs").with_suffix(".html") for path in CHECKOUT.glob("docs/**/*.md")
-    }
+    written = {path.relative_to(CHECKOUT / "docs").with_suffix(".html") for path in CHECKOUT.glob("docs/**/*.md")}
     made = {path.relative_to(site) for path in site.rglob("*.html")}
     assert written == made - {Path("404.html")}
 

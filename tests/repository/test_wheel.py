@@ -193,9 +193,7 @@ def check_types(python: Path, folder: Path, application: str) -> str:
 
 
 def find_modules() -> set[str]:
-    return {
-        str(path.relative_to(CHECKOUT)) for package in PACKAGES for path in (CHECKOUT / package).rglob("*.py")
-    }
+    return {str(path.relative_to(CHECKOUT)) for package in PACKAGES for path in (CHECKOUT / package).rglob("*.py")}
 
 
 BESIDE: Final = {
@@ -224,9 +222,7 @@ def test_the_wheel_has_the_modules_of_the_packages_and_nothing_else(wheel: Path)
     assert "invalidator = invalidator.cli:main" in said
 
 
-def test_the_source_distribution_is_enough_for_the_same_wheel(
-    sdist: Path, wheel: Path, tmp_path: Path
-) -> None:
+def test_the_source_distribution_is_enough_for_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
         packed.extractall(tmp_path, filter="data")
@@ -283,12 +279,7 @@ def test_the_bill_of_materials_has_what_all_extras_need(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(sys.prefix)
     # The environment is there, and must not be made one of these sources
     ended = subprocess.run(
-        ["make", "sbom", "PROVISION=true"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
+        ["make", "sbom", "PROVISION=true"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500
     )
     assert ended.returncode == 0, ended.stderr
     bill = json.loads((tmp_path / "dist" / "freshness.cdx.json").read_text())

@@ -20,9 +20,7 @@ AVOIDED: Final = {
     "a sentence that begins with What, Whoever, Of or Those": re.compile(
         r"(?:\A|(?<=[.:!?] )|(?<=\* ))(?:What|Whoever|Of|Those)\b"
     ),
-    "is no hit (is not a hit)": re.compile(
-        r"\b(?:is|are|was|were) no (?!longer|more\b)[a-z]+\b", re.IGNORECASE
-    ),
+    "is no hit (is not a hit)": re.compile(r"\b(?:is|are|was|were) no (?!longer|more\b)[a-z]+\b", re.IGNORECASE),
     "of now, of the moment, a former (current, previous)": re.compile(
         r"\b(?:of now|of the moment|of today|former|formerly)\b", re.IGNORECASE
     ),
@@ -35,8 +33,7 @@ AVOIDED: Final = {
         re.IGNORECASE,
     ),
     "``name``: of the … (a noun first)": re.compile(
-        r"``\w+``(?: and ``\w+``)*: (?:of|those|what|that|where|whether|as|so many|how many|for)\b",
-        re.IGNORECASE,
+        r"``\w+``(?: and ``\w+``)*: (?:of|those|what|that|where|whether|as|so many|how many|for)\b", re.IGNORECASE
     ),
 }
 """What it is, with the words that take its place -> the pattern."""
@@ -73,9 +70,7 @@ def _counts() -> Counter[str]:
 def find_avoided(text: str) -> list[str]:
     """Each place of a text, with 60 characters of it."""
     flat = " ".join(text.split())
-    return [
-        flat[place.start() : place.start() + 60] for each in AVOIDED.values() for place in each.finditer(flat)
-    ]
+    return [flat[place.start() : place.start() + 60] for each in AVOIDED.values() for place in each.finditer(flat)]
 
 
 def test_no_folder_has_more_than_before() -> None:
@@ -84,9 +79,7 @@ def test_no_folder_has_more_than_before() -> None:
 
 
 def test_the_words_are_found() -> None:
-    text = (
-        "Of these one waits. A node is told of it, where it is no hit of now. ``a``: of the node, read anew."
-    )
+    text = "Of these one waits. A node is told of it, where it is no hit of now. ``a``: of the node, read anew."
     assert len(find_avoided(text)) == len(AVOIDED)
     assert find_avoided("A server is no longer asked, and a person reads the log if it fails.") == []
 

@@ -105,13 +105,7 @@ class Session:
         return server.variable(name)
 
     def _select(
-        self,
-        kind: str,
-        sql: str,
-        named: re.Match[str] | None,
-        server: Server,
-        shown: Server,
-        keys: Sequence[int],
+        self, kind: str, sql: str, named: re.Match[str] | None, server: Server, shown: Server, keys: Sequence[int]
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         if kind == "server":
             rest = "" if named is None else named["rest"] or ""
@@ -136,9 +130,7 @@ class Session:
     def lock(self, table: str, keys: Sequence[Any]) -> None:
         """Raise what pymysql would if a writer holds one of these rows."""
 
-    def find_rows(
-        self, shown: Server, table: str, keys: Sequence[Any], *, is_named: bool
-    ) -> list[tuple[Any, ...]]:
+    def find_rows(self, shown: Server, table: str, keys: Sequence[Any], *, is_named: bool) -> list[tuple[Any, ...]]:
         """The rows with these keys. ``is_named``: the statement asks for the server's name, too."""
         return [(key, shown.version((table, key))) for key in keys]
 

@@ -384,9 +384,7 @@ def test_a_server_that_lacks_the_own_commit_is_not_read(monkeypatch: pytest.Monk
         return version_read(shard, commit(12))
 
     assert read_own() == 12
-    monkeypatch.setattr(
-        ShardDatabase, "_read_start", lambda self, connection, *_: self.read_token(connection)
-    )
+    monkeypatch.setattr(ShardDatabase, "_read_start", lambda self, connection, *_: self.read_token(connection))
     assert read_own() == 10
 
 
@@ -447,9 +445,7 @@ def test_a_replica_behind_keeps_its_connection_and_its_place(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-@pytest.mark.parametrize(
-    "asked", [{"epoch": 1}, {"epoch": 2, "lineage": "shop/previous"}], ids=["epoch", "topology"]
-)
+@pytest.mark.parametrize("asked", [{"epoch": 1}, {"epoch": 2, "lineage": "shop/previous"}], ids=["epoch", "topology"])
 def test_of_a_previous_history_the_primary_has_what_is_left(
     flavor: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

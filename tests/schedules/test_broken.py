@@ -189,9 +189,7 @@ def test_no_resume_copy_is_put_into_an_older_memory() -> None:
     assert ReadOutcome.HIT not in process.run(FIRST, SECOND)
 
 
-def test_planted_an_item_that_is_bound_to_any_data_revives_an_older_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_planted_an_item_that_is_bound_to_any_data_revives_an_older_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LivingConnection, "_is_refused", lambda *_: False)
     with pytest.raises(AssertionError):
         test_no_life_is_revived_in_an_older_memory()

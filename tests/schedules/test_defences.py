@@ -76,12 +76,7 @@ STRIPE_KEY = stripe_key(NAMESPACE, LINEAGE, stripe_number(KEY, STRIPES))
 
 
 def prove(
-    schedule: Schedule,
-    danger: object,
-    plant: Plant,
-    invariant: str,
-    monkeypatch: pytest.MonkeyPatch,
-    **options: Any,
+    schedule: Schedule, danger: object, plant: Plant, invariant: str, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
     """``danger``: the schedule's result when it reached the danger and was refused."""
     sound = World(**options)
@@ -121,13 +116,7 @@ def is_entry(key: bytes) -> bool:
 
 
 RuleOfFills: TypeAlias = Callable[
-    [
-        ObjectPolicy,
-        int,
-        Mapping[str, NodeRecord | None],
-        Mapping[str, Stripe | None],
-        Mapping[str, EventToken],
-    ],
+    [ObjectPolicy, int, Mapping[str, NodeRecord | None], Mapping[str, Stripe | None], Mapping[str, EventToken]],
     ReadOutcome | None,
 ]
 
@@ -589,9 +578,7 @@ def test_lease_follows_the_own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Non
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         lease = membership.Membership._lease
 
-        def always_open(
-            member: membership.Membership, record: NodeRecord, now: float
-        ) -> tuple[NodeRecord, int]:
+        def always_open(member: membership.Membership, record: NodeRecord, now: float) -> tuple[NodeRecord, int]:
             wall_us = 0 if member.heartbeat is None else member.heartbeat.wall_us
             member.heartbeat = membership.HeartbeatSeen(now, wall_us)
             return lease(member, record, now)
@@ -778,9 +765,7 @@ def test_the_number_of_a_topology_is_in_the_resume_copy_first(monkeypatch: pytes
     assert not schedule(World())
     write_resume = membership.Membership.write_resume
 
-    def write_late(
-        member: membership.Membership, record: NodeRecord | None = None, *, is_birth: bool = False
-    ) -> Any:
+    def write_late(member: membership.Membership, record: NodeRecord | None = None, *, is_birth: bool = False) -> Any:
         if record is None or record.topology == 1:
             yield from write_resume(member, record, is_birth=is_birth)
 
@@ -788,9 +773,7 @@ def test_the_number_of_a_topology_is_in_the_resume_copy_first(monkeypatch: pytes
     assert schedule(World())
 
 
-def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """F44, F70: the record covers an object of that name, in another definition."""
 
     def schedule(world: World) -> ReadOutcome:

@@ -17,15 +17,7 @@ from freshness.algorithm.envelope import Coverage, NodeRecord, find_record
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import invalidate
 from freshness.algorithm.membership import HeartbeatSeen, Membership
-from freshness.algorithm.request import (
-    DONE,
-    STORED,
-    Delete,
-    Flow,
-    Get,
-    Procedure,
-    Wait,
-)
+from freshness.algorithm.request import DONE, STORED, Delete, Flow, Get, Procedure, Wait
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
@@ -123,9 +115,7 @@ def test_a_stub_is_never_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
         one = start(world)
         world.commit(KEY)
         one.apply()
-        Reader(world, world.replica()).reading().until(
-            lambda action: isinstance(action, ReadToken), may_end=True
-        )
+        Reader(world, world.replica()).reading().until(lambda action: isinstance(action, ReadToken), may_end=True)
         return read_anew(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
@@ -276,9 +266,7 @@ def test_what_does_not_compare_is_doubt(monkeypatch: pytest.MonkeyPatch) -> None
         def fill_with_the_other(context: Any, fills: Any) -> Procedure[None]:
             lent = [dict.fromkeys((LINEAGE, OTHER), each.row.tokens[LINEAGE]) for each in fills]
             rows = [replace(each.row, tokens=tokens) for each, tokens in zip(fills, lent, strict=True)]
-            yield from original(
-                context, [replace(each, row=row) for each, row in zip(fills, rows, strict=True)]
-            )
+            yield from original(context, [replace(each, row=row) for each, row in zip(fills, rows, strict=True)])
 
         original = fill._fill
         patch.setattr(fill, "find_fill_refusal", of_what_is_known)
@@ -569,9 +557,7 @@ def test_a_renewal_that_arrives_late_is_counted(monkeypatch: pytest.MonkeyPatch)
         return read_anew(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        one_lease = property(
-            lambda self: self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds
-        )
+        one_lease = property(lambda self: self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds)
         patch.setattr(CacheConfig, "heartbeat_age_max_seconds", one_lease)
 
     prove(schedule, ReadOutcome.CLOSED, plant, "I7", monkeypatch)
@@ -650,9 +636,7 @@ def test_a_heartbeat_that_was_seen_for_too_long_is_not_trusted(monkeypatch: pyte
     prove(schedule, ReadOutcome.CLOCK, plant, "I7", monkeypatch)
 
 
-def test_a_heartbeat_that_is_too_old_by_the_wall_clock_is_not_trusted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_heartbeat_that_is_too_old_by_the_wall_clock_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """F105: as above, and the reader has never seen this heartbeat."""
 
     def schedule(world: World) -> ReadOutcome:

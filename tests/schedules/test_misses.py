@@ -35,9 +35,7 @@ def read_lagging(world: World, *, catches_up: bool = False) -> tuple[ReadOutcome
     return read.outcome, read.shows_required
 
 
-def plant_required(
-    change: Callable[[NodeRecord, ObjectPolicy], NodeRecord], *, keeps_stripes: bool = True
-) -> object:
+def plant_required(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord], *, keeps_stripes: bool = True) -> object:
     """`find_required` of changed records."""
 
     def changed(
@@ -108,16 +106,12 @@ def test_a_row_from_before_a_raise_of_its_table_is_not_fresh(monkeypatch: pytest
         return read_lagging(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(
-            fill, "find_required", plant_required(lambda record, _: replace(record, table_floors={}))
-        )
+        patch.setattr(fill, "find_required", plant_required(lambda record, _: replace(record, table_floors={})))
 
     prove(schedule, (ReadOutcome.TABLE_FLOOR, False), plant, "I10", monkeypatch)
 
 
-def test_where_the_stripe_is_absent_the_progress_is_required(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_the_stripe_is_absent_the_progress_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     def schedule(world: World) -> tuple[ReadOutcome, bool]:
         one = start(world)
         world.commit(KEY)
@@ -171,9 +165,7 @@ def test_a_closed_node_says_nothing() -> None:
 # -- servers -------------------------------------------------------------------------------------------
 
 
-def read_row(
-    monkeypatch: pytest.MonkeyPatch, primary: Server, *replicas: Server, permits: bool = True
-) -> Any:
+def read_row(monkeypatch: pytest.MonkeyPatch, primary: Server, *replicas: Server, permits: bool = True) -> Any:
     """(version, position) of the row that must show transaction 5."""
     row, token, _ = ask_row(monkeypatch, primary, *replicas, permits=permits)
     return row["version"], str(token.position)
@@ -310,9 +302,7 @@ def test_a_primary_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.Mon
     assert row["version"] == 4, "it is tried again after a while"
 
 
-def test_a_row_that_the_driver_cannot_decode_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_that_the_driver_cannot_decode_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     database = open_shard(monkeypatch, Server(4))
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -343,9 +333,7 @@ def test_a_lock_shows_all_that_is_in_the_log_of_mariadb(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("change", [{"is_locked": True}, {"engine": "MyISAM"}], ids=str)
 @pytest.mark.parametrize("read", WAYS)
-def test_without_the_lock_the_log_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, read: Any, change: Any
-) -> None:
+def test_without_the_lock_the_log_says_nothing(monkeypatch: pytest.MonkeyPatch, read: Any, change: Any) -> None:
     assert read(monkeypatch, Server(4, logged=7, flavor="mariadb", **change)) == (4, "0-1-4")
 
 

@@ -14,18 +14,7 @@ from freshness.algorithm.parts import Manifest
 from freshness.algorithm.request import Add, Cas, Delete, Get, Item, Refused, Wait
 from freshness.algorithm.rule import ReadOutcome
 from tests.schedules.test_defences import go_on, start
-from tests.schedules.world import (
-    KEY,
-    NAMESPACE,
-    NODE,
-    Action,
-    Reader,
-    Replica,
-    World,
-    is_fill,
-    is_part,
-    lookup,
-)
+from tests.schedules.world import KEY, NAMESPACE, NODE, Action, Reader, Replica, World, is_fill, is_part, lookup
 
 SIZE = 40
 PART_BYTES = 4
@@ -66,18 +55,14 @@ def replace_parts(world: World, payload: bytes) -> None:
 
 def without_digest(patch: pytest.MonkeyPatch) -> None:
     def join(manifest: Manifest, items: Sequence[bytes | None]) -> bytes | None:
-        return (
-            None if None in items else b"".join(item[len(PART_HEAD) :] for item in items if item is not None)
-        )
+        return None if None in items else b"".join(item[len(PART_HEAD) :] for item in items if item is not None)
 
     patch.setattr(Manifest, "join", join)
 
 
 def with_keys_of_the_place(patch: pytest.MonkeyPatch) -> None:
     """The parts of every value of a key are under the same keys."""
-    patch.setattr(
-        Manifest, "keys", lambda manifest, namespace: [b"shop:!!%d" % at for at in range(manifest.count)]
-    )
+    patch.setattr(Manifest, "keys", lambda manifest, namespace: [b"shop:!!%d" % at for at in range(manifest.count)])
 
 
 # -- two values are never mixed ------------------------------------------------------------------------

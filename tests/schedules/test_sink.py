@@ -98,9 +98,7 @@ class Job:
     ``dies_in_wait``: the driver's process ends in its next pause.
     """
 
-    def __init__(
-        self, world: World, objects: Sequence[ObjectPolicy] = (CUSTOMER,), instance: str = "me"
-    ) -> None:
+    def __init__(self, world: World, objects: Sequence[ObjectPolicy] = (CUSTOMER,), instance: str = "me") -> None:
         self.world = world
         self.objects = objects
         self.instance = instance
@@ -140,9 +138,7 @@ class Job:
             is_sender=False,
             lineage=policy.lineage,
         )
-        self.restorers = [
-            Restorer(name, policy, self.world.moment, self.world.nonce) for name in self.world.stores
-        ]
+        self.restorers = [Restorer(name, policy, self.world.moment, self.world.nonce) for name in self.world.stores]
         self.restoring_client = Client(self.world)
         self.streamed: Position | None = None
 
@@ -213,10 +209,7 @@ class Job:
         """At the stripes of each node: what is missing becomes pending, what is pending whole."""
         for restorer in self.restorers:
             run = Run(
-                self.world,
-                restorer.look(),
-                self.restoring_client,
-                read_stream=lambda: self.acknowledger.passed,
+                self.world, restorer.look(), self.restoring_client, read_stream=lambda: self.acknowledger.passed
             )
             run.until(lambda _: False, may_end=True)
             assert run.error is None or isinstance(run.error, NodeUnavailable)
@@ -240,16 +233,12 @@ class Job:
             (table,) = [each.tables[0] for each in (CUSTOMER, ORDER) if each.name == name]
             changes.append(RowChange(table, "update", {"id": int(key)}, {"id": int(key)}))
         sequence = self.beats.get(made.number)
-        beat = Heartbeat(
-            self.instance, sequence or 0, int(self.world.now * 1e6), 0, self.world.database.epoch
-        )
+        beat = Heartbeat(self.instance, sequence or 0, int(self.world.now * 1e6), 0, self.world.database.epoch)
         beats = () if sequence is None else (beat,)
         return StreamTransaction(made.position, made.timestamp_us, tuple(changes), made.raised, beats)
 
 
-def read_fresh(
-    world: World, number: int = 1, policy: ObjectPolicy = CUSTOMER, node: str = NODE
-) -> ReadOutcome:
+def read_fresh(world: World, number: int = 1, policy: ObjectPolicy = CUSTOMER, node: str = NODE) -> ReadOutcome:
     """By a replica that has everything."""
     return Reader(world, world.replica().catch_up()).read(lookup(number, policy, node))
 
@@ -308,9 +297,7 @@ def test_two_jobs_do_not_end_the_lives_that_the_other_one_began() -> None:
             job.look()
             job.beat()
             ticket = job.begin()
-            under_way.append(
-                (job, ticket, [part for rows in job.plan_tasks() for part in job.send(ticket, rows)])
-            )
+            under_way.append((job, ticket, [part for rows in job.plan_tasks() for part in job.send(ticket, rows)]))
         for job, ticket, parts in under_way:
             job.commit(ticket, parts)
         record = world.find_record()

@@ -448,9 +448,7 @@ def test_a_put_back_waits_for_a_heartbeat_of_the_primary_that_the_record_follows
     prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), plant, "I1", monkeypatch)
 
 
-def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
     """F90: a heartbeat is begun, the event is sent, the stripe is pending, and then the heartbeat comes back."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
@@ -478,9 +476,7 @@ def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(
     prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), plant, "I1", monkeypatch)
 
 
-def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """F90: the race of two invalidators that a counter of put-backs cannot detect: one sees that the stripe is
     missing and is paused. The other one sends an event, finds nothing to append to, and acknowledges it. The
     first goes on, and a heartbeat has come back since."""
@@ -500,9 +496,7 @@ def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(
     prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), date_from_the_look, "I1", monkeypatch)
 
 
-def test_a_put_back_that_failed_midway_counts_from_its_own_pending_stripes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_put_back_that_failed_midway_counts_from_its_own_pending_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
     """F90: a look at many stripes takes several flows. One of them fails when the first stripes are pending; a
     heartbeat of before does not suffice for these."""
     monkeypatch.setattr(restore, "AT_ONCE_MAX", 1)
@@ -682,15 +676,11 @@ def put_back(one: Invalidator, beat_at: int) -> Iterator[None]:
     yield from take_turns(Invalidator.looking, one)
 
 
-def pause_everywhere(
-    plant: Plant | None, patch: pytest.MonkeyPatch
-) -> Iterator[tuple[World, set[ReadOutcome]]]:
+def pause_everywhere(plant: Plant | None, patch: pytest.MonkeyPatch) -> Iterator[tuple[World, set[ReadOutcome]]]:
     """Two invalidators, each paused once, anywhere: the put-back of the one after its first requests, then the event
     and the first requests of the other's invalidation. The stripe is evicted before, between and after that, and
     lagging readers come at every moment."""
-    for evictions, beat_at, first, second in product(
-        [(0,), (0, 1), (0, 2)], [0, 4, LAST], range(11), range(7)
-    ):
+    for evictions, beat_at, first, second in product([(0,), (0, 1), (0, 2)], [0, 4, LAST], range(11), range(7)):
         world, outcomes = World(stripes=1), set[ReadOutcome]()
         one, two = start(world), start(world)
         if plant is not None:

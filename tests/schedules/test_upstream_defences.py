@@ -144,18 +144,13 @@ class Scene:
             finder=KeyFinder({POLICY.name: define()}),
         )
         self.dies_in_wait = False
-        self.restorers = [
-            Restorer(node, policy, self.world.moment, self.world.nonce) for node in self.world.stores
-        ]
+        self.restorers = [Restorer(node, policy, self.world.moment, self.world.nonce) for node in self.world.stores]
         self.restoring_client = Client(self.world)
 
     # -- the primary -----------------------------------------------------------------------------------
 
     def commit(
-        self,
-        before: Mapping[str, object] | None,
-        after: Mapping[str, object] | None,
-        table: str = "customers",
+        self, before: Mapping[str, object] | None, after: Mapping[str, object] | None, table: str = "customers"
     ) -> Transaction:
         op: Operation = "insert" if before is None else "delete" if after is None else "update"
         images = [image for image in (before, after) if image is not None]
@@ -170,9 +165,7 @@ class Scene:
 
     def truncate(self) -> Transaction:
         made = self.world.commit(raised=["customers"])
-        self.log.append(
-            Transaction(made.position, made.timestamp_us, raised_tables=frozenset(("customers",)))
-        )
+        self.log.append(Transaction(made.position, made.timestamp_us, raised_tables=frozenset(("customers",))))
         return self.log[-1]
 
     def beat(self) -> None:
@@ -187,9 +180,7 @@ class Scene:
     def shown(self) -> Position:
         transactions = self.world.database.transactions
         hidden = self.hidden if self.world.now < self.shown_at else 0
-        return self.world.database.position_with(
-            made.number for made in transactions[: len(transactions) - hidden]
-        )
+        return self.world.database.position_with(made.number for made in transactions[: len(transactions) - hidden])
 
     def fail_over(self, lost: int) -> None:
         """To a primary that never had the last transactions. Their numbers will be given again."""
@@ -210,10 +201,7 @@ class Scene:
         """Let the process live for so long, and end it in order."""
         until = self.world.now + seconds
         procedure = run_loop(
-            self.shard,
-            transactions_max=10,
-            is_stopping=lambda: self.world.now >= until,
-            observer=LoopObserver(),
+            self.shard, transactions_max=10, is_stopping=lambda: self.world.now >= until, observer=LoopObserver()
         )
         answer: Any = None
         for _ in range(STEPS_MAX):
@@ -292,9 +280,7 @@ class Scene:
     def look(self) -> None:
         """At the stripes of each node: what is missing becomes pending, what is pending whole."""
         for restorer in self.restorers:
-            run = Run(
-                self.world, restorer.look(), self.restoring_client, read_stream=lambda: self.shard.passed
-            )
+            run = Run(self.world, restorer.look(), self.restoring_client, read_stream=lambda: self.shard.passed)
             run.until(lambda _: False, may_end=True)
             assert run.error is None or isinstance(run.error, NodeUnavailable)
 
@@ -382,9 +368,7 @@ def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.Monk
     def plant(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(applier, "HISTORY_CONFIRM_SECONDS", float("inf"))
 
-    monkeypatch.setattr(
-        applier, "HISTORY_CONFIRM_SECONDS", 1.0
-    )  # before the lease is over, which ends much, too
+    monkeypatch.setattr(applier, "HISTORY_CONFIRM_SECONDS", 1.0)  # before the lease is over, which ends much, too
     prove(schedule, (2, False), plant, monkeypatch)
 
 
@@ -495,9 +479,7 @@ def play_a_lossy_failover(world: World, *, has_open_stream: bool) -> tuple[int, 
     scene = lose_what_a_reader_saw(world, has_open_stream=has_open_stream)
     life = world.record().life
     scene.run(MAX_STALENESS_SECONDS)
-    assert read_key(world) is not ReadOutcome.HIT, (
-        "by now nobody vouches for what the previous primary showed"
-    )
+    assert read_key(world) is not ReadOutcome.HIT, "by now nobody vouches for what the previous primary showed"
     scene.run(applier.HISTORY_CONFIRM_SECONDS)
     assert read_key(world) is ReadOutcome.FILLED
     return world.database.epoch, world.record().life == life
@@ -516,9 +498,7 @@ def test_a_commit_that_only_a_reader_saw_is_lost(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("has_open_stream", [False, True])
-def test_a_planned_switchover_keeps_what_is_cached(
-    monkeypatch: pytest.MonkeyPatch, has_open_stream: bool
-) -> None:
+def test_a_planned_switchover_keeps_what_is_cached(monkeypatch: pytest.MonkeyPatch, has_open_stream: bool) -> None:
     """The servers, or the operator, say that nothing is lost."""
 
     def schedule(world: World) -> tuple[int, str, ReadOutcome]:
@@ -830,9 +810,7 @@ def test_token_and_rows_are_of_one_server(monkeypatch: pytest.MonkeyPatch) -> No
     def read() -> bool:
         ahead, behind = Server(12), Server(10)
         ahead.dies_at = "rows"
-        return is_ahead(
-            *open_shard([ahead, behind], monkeypatch).rows_with_token("`customers`", "`id` = %s", (1,))
-        )
+        return is_ahead(*open_shard([ahead, behind], monkeypatch).rows_with_token("`customers`", "`id` = %s", (1,)))
 
     assert not read()
 
@@ -908,9 +886,7 @@ def test_a_query_behind_a_proxy_says_nothing_of_its_age(monkeypatch: pytest.Monk
     ahead, behind = Server(12, "ahead"), Server(10, "behind")
     sql = "SELECT * FROM customers WHERE id = %s"
     (token,) = [
-        Proxied(monkeypatch, ScriptedSession(behind))
-        .database.query(sql, (1,), include_event_token=True)
-        .extras
+        Proxied(monkeypatch, ScriptedSession(behind)).database.query(sql, (1,), include_event_token=True).extras
     ]
     assert token.event_token is not None
     split = Proxied(monkeypatch, ScriptedSession(ahead, ahead, behind)).database
@@ -940,9 +916,7 @@ def test_round_trips_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.asked[:1] == ["token"]
 
 
-def test_a_connection_that_is_lost_behind_the_rows_costs_the_token_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_that_is_lost_behind_the_rows_costs_the_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """F107: the rows are right, and nobody says whose they are."""
     server = Server()
     server.dies_at = "server"
@@ -1010,9 +984,7 @@ def test_a_composite_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(read()) == 1
 
     def without(self: ShardDatabase, load: Callable[[LoaderConnection], Any]) -> Any:
-        return self.run(
-            lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection)[0])
-        )
+        return self.run(lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection)[0]))
 
     monkeypatch.setattr(ShardDatabase, "snapshot", without)
     assert len(read()) == 2
@@ -1045,9 +1017,7 @@ def test_a_number_is_asked_for_as_a_number(monkeypatch: pytest.MonkeyPatch) -> N
         key = builder.build((str(stored[1]),))
         (asked,) = builder.parse(key.identity)
         equal = (
-            each
-            for each in stored
-            if (float(each) == float(asked) if isinstance(asked, str) else each == asked)
+            each for each in stored if (float(each) == float(asked) if isinstance(asked, str) else each == asked)
         )
         return builder.build((next(equal),)).item == key.item
 
@@ -1056,9 +1026,7 @@ def test_a_number_is_asked_for_as_a_number(monkeypatch: pytest.MonkeyPatch) -> N
     assert not is_named_as_asked()
 
 
-def test_no_row_is_not_stored_where_equal_keys_have_several_spellings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_row_is_not_stored_where_equal_keys_have_several_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
     """F24, F116: for the collation s is ß. The row that appears is invalidated as ß, which is another item."""
     builder = KeyBuilder(NAMESPACE, "word", (KeyColumn("word", ColumnKind.STRING, "utf8mb4_general_ci"),))
     assert builder.build(("s",)).item != builder.build(("ß",)).item

@@ -22,16 +22,7 @@ from freshness.algorithm.state import Demand, Pending, Read, ReadContext, Unstor
 from freshness.algorithm.view import NodeView
 from freshness.position import MysqlGtidSet, Position
 from tests.schedules.test_defences import coverage_of_all, is_entry, start
-from tests.schedules.world import (
-    CUSTOMER,
-    KEY,
-    LINEAGE,
-    NODE,
-    Reader,
-    ReadToken,
-    World,
-    lookup,
-)
+from tests.schedules.world import CUSTOMER, KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
 
 Schedule: TypeAlias = Callable[[World], object]
 Plant: TypeAlias = Callable[[World, pytest.MonkeyPatch], None]
@@ -90,16 +81,12 @@ def test_on_an_idle_shard_equal_is_fresh(monkeypatch: pytest.MonkeyPatch) -> Non
         return Reader(world, world.replica().catch_up()).read()
 
     def plant(world: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(
-            fill, "find_fill_refusal", and_refuse(lambda _, token: token.position == world.database.head)
-        )
+        patch.setattr(fill, "find_fill_refusal", and_refuse(lambda _, token: token.position == world.database.head))
 
     prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
 
 
-def test_a_key_that_is_written_all_the_time_is_stored_between_the_writes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_that_is_written_all_the_time_is_stored_between_the_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """F39: ten changes a second, each on the replica at once. Seconds would tell none of them from the last."""
 
     def schedule(world: World) -> list[ReadOutcome]:
@@ -199,9 +186,7 @@ def test_nobody_depends_on_the_holder_of_a_lease(monkeypatch: pytest.MonkeyPatch
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         wait = read._wait_for_winners
 
-        def leave_it_to_the_winner(
-            context: ReadContext, waiting: list[Pending], demand: Demand
-        ) -> Procedure[None]:
+        def leave_it_to_the_winner(context: ReadContext, waiting: list[Pending], demand: Demand) -> Procedure[None]:
             yield from wait(context, waiting, demand)
             for entry in waiting:
                 if not isinstance(entry.state, Read):

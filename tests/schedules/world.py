@@ -150,9 +150,7 @@ class Database:
             position = position.union(self.position_of(number))
         return position
 
-    def commit(
-        self, *items: bytes, raised: Sequence[str] = (), timestamp_us: int | None = None
-    ) -> Transaction:
+    def commit(self, *items: bytes, raised: Sequence[str] = (), timestamp_us: int | None = None) -> Transaction:
         number = FIRST_NUMBER + len(self.transactions) + self.skipped
         now = self.world.now
         stamp = int(now * 1e6) if timestamp_us is None else timestamp_us
@@ -403,9 +401,7 @@ class Run(Generic[Result]):
             self._send(answers[0])
 
     def _read_tokens(self) -> None:
-        self._tokens = {
-            lineage: replica.token() for lineage, replica in self.replicas.items() if replica.gives_token
-        }
+        self._tokens = {lineage: replica.token() for lineage, replica in self.replicas.items() if replica.gives_token}
 
     def _read_rows(self) -> list[list[int] | None]:
         step = self.steps[-1]
@@ -494,9 +490,7 @@ class World:
     ) -> None:
         self.now = START_SECONDS
         self.stripes = stripes
-        self.stores = {
-            node: MemoryStore(node, clock=self.clock, capacity_items=capacity_items) for node in nodes
-        }
+        self.stores = {node: MemoryStore(node, clock=self.clock, capacity_items=capacity_items) for node in nodes}
         self.incarnations = dict.fromkeys(nodes, 0)
         self.databases = {
             lineage: Database(self, lineage, flavor, server) for server, lineage in enumerate(lineages, 1)
@@ -609,9 +603,7 @@ class World:
             self._stripes[data, life] = find_stripe(data, life)
         return self._stripes[data, life]
 
-    def find_pending(
-        self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE
-    ) -> PendingStripe | None:
+    def find_pending(self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE) -> PendingStripe | None:
         held = self.stores[node].peek(self.stripe_key(item, lineage))
         try:
             return None if held is None else PendingStripe.decode(held.value)
@@ -776,9 +768,7 @@ def _object_of(item: bytes) -> str:
 def lookup(number: int = 1, policy: ObjectPolicy = CUSTOMER, node: str = NODE, **changes: Any) -> Lookup:
     """Row ``number`` of an object: its item is ``shop:<object>:<number>``."""
     item = f"{NAMESPACE}:{policy.name}:{number}".encode()
-    return Lookup(
-        policy, node, item, policy.fingerprint.to_bytes(4, "big") + b"%d" % number, (number,), **changes
-    )
+    return Lookup(policy, node, item, policy.fingerprint.to_bytes(4, "big") + b"%d" % number, (number,), **changes)
 
 
 KEY: Final = lookup().item
@@ -971,9 +961,7 @@ class Reader:
         procedure = read_through(self.context, lookups, demand)
         return Run(
             self.world,
-            procedure
-            if max_staleness_seconds is not None
-            else compared(self.context, lookups, procedure, at_least),
+            procedure if max_staleness_seconds is not None else compared(self.context, lookups, procedure, at_least),
             self.client,
             {replica.database.lineage: replica for replica in replicas},
             on_start=lambda: known.update(self.world.acknowledged),
@@ -1017,9 +1005,7 @@ def compared(
             continue
         if is_first and isinstance(step, Flows):
             short = _take_short_way(context, lookups, step, answer, at_least)
-            has_views = all(
-                each.node in context.views for each in lookups
-            )  # another read may have dropped one
+            has_views = all(each.node in context.views for each in lookups)  # another read may have dropped one
             is_sure = context.clock() == begun_at and context.witness is None and has_views
         is_first = False
         advance = partial(reading.send, answer)
@@ -1040,9 +1026,7 @@ def _take_short_way(
 ) -> list[Read | None] | None:
     """The hits that it finds in the answers to a procedure's first step; None if that step also asked for records, or
     twice for a key, or if a node failed."""
-    wanted = {
-        node: [each.item for each in lookups if each.node == node] for node in {e.node for e in lookups}
-    }
+    wanted = {node: [each.item for each in lookups if each.node == node] for node in {e.node for e in lookups}}
     for flow, replies in zip(step.flows, answers, strict=True):
         keys = [request.key for request in flow.requests if isinstance(request, Get)]
         if isinstance(replies, Exception) or keys != wanted[flow.node] or len(set(keys)) < len(keys):
@@ -1058,9 +1042,7 @@ def _take_short_way(
         hits = end.value
     else:
         assert isinstance(asked, Flows), "the short way asks nodes only"
-        assert all(is_part(key.key) for flow in asked.flows for key in flow.requests), (
-            "it asks for entries once"
-        )
+        assert all(is_part(key.key) for flow in asked.flows for key in flow.requests), "it asks for entries once"
         return None
     if len(lookups) == 1:
         (reply,) = found[lookups[0].node]
@@ -1098,9 +1080,7 @@ def version_of(world: World, key: bytes, node: str = NODE) -> int:
     return item.version
 
 
-def look_up_with_the_record_behind(
-    context: ReadContext, entries: Sequence[Any], demand: Demand
-) -> Procedure[None]:
+def look_up_with_the_record_behind(context: ReadContext, entries: Sequence[Any], demand: Demand) -> Procedure[None]:
     """A planted bug: step 1 of a read whose records are asked for behind the entries, and not in front."""
     procedure = look_up(context, entries, demand)
     answer: Any = None

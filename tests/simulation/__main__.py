@@ -73,21 +73,13 @@ def _parser() -> argparse.ArgumentParser:
         "--seeds", type=_seeds, default=range(20_000), metavar="A:B", help="the worlds to run (0:20000)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, alone on stdout")
-    parser.add_argument(
-        "--seeds-only", action="store_true", help="leave out schedules, bugs, exhaustive worlds"
-    )
-    parser.add_argument(
-        "--bugs", action="store_true", help="search for the first seed that catches each planted bug"
-    )
+    parser.add_argument("--seeds-only", action="store_true", help="leave out schedules, bugs, exhaustive worlds")
+    parser.add_argument("--bugs", action="store_true", help="search for the first seed that catches each planted bug")
     parser.add_argument("--seed", type=int, metavar="N", help="run one world and tell what happened")
     parser.add_argument("--shrink", type=int, metavar="N", help="make the violation of a seed small")
     parser.add_argument("--trace", action="store_true", help="with --seed or --shrink: the whole history")
     parser.add_argument(
-        "--bug",
-        default="",
-        choices=("", *PLANTED),
-        metavar="NAME",
-        help="with --seed or --shrink: plant this bug",
+        "--bug", default="", choices=("", *PLANTED), metavar="NAME", help="with --seed or --shrink: plant this bug"
     )
     return parser
 

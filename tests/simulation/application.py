@@ -115,9 +115,7 @@ class Application:
 
     def _opener(self, shard: Shard) -> Callable[..., Any]:
         def connect(address: ServerAddress, **_: Any) -> SimulatedSession:
-            return SimulatedSession(
-                self._world, self.turns, shard, is_primary=address.host.endswith("primary")
-            )
+            return SimulatedSession(self._world, self.turns, shard, is_primary=address.host.endswith("primary"))
 
         return connect
 
@@ -201,9 +199,7 @@ class SimulatedSession(Session):
             return None
         return world.count(kind)
 
-    def find_rows(
-        self, shown: Any, table: str, keys: Sequence[Any], *, is_named: bool
-    ) -> list[tuple[Any, ...]]:
+    def find_rows(self, shown: Any, table: str, keys: Sequence[Any], *, is_named: bool) -> list[tuple[Any, ...]]:
         """Finds keys that the database takes for equal. A row whose version is 0 does not exist for an object of one
         row with an exact key that is not a number. All other rows have always existed."""
         world, kind = self._world, self._world.kind

@@ -49,11 +49,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
-from freshness.algorithm.membership import (
-    HeartbeatSeen,
-    Membership,
-    is_of_another_configuration,
-)
+from freshness.algorithm.membership import HeartbeatSeen, Membership, is_of_another_configuration
 from freshness.algorithm.membership import serve as serve_record
 from freshness.algorithm.request import (
     DONE,
@@ -75,13 +71,7 @@ from freshness.algorithm.request import (
     Streamed,
 )
 from freshness.algorithm.restore import Restorer
-from freshness.algorithm.rule import (
-    ObjectPolicy,
-    ReadOutcome,
-    find_fill_refusal,
-    find_hit_refusal,
-    find_required,
-)
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal, find_hit_refusal, find_required
 from freshness.algorithm.state import Guarded, Pending, ReadContext, Stub, Unstored, record_gets
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
@@ -193,8 +183,7 @@ def _stripe_before_stub() -> Planted:
                 continue
             count = len(lineages)
             records = {
-                name: find_record(reply, lookup.node)
-                for name, reply in zip(lineages, replies[count:], strict=True)
+                name: find_record(reply, lookup.node) for name, reply in zip(lineages, replies[count:], strict=True)
             }
             stripes = {
                 name: find_stripe(reply.value, record.life)
@@ -276,8 +265,7 @@ def _moved_as_of_now() -> Planted:
     def find_moved(context: Any, entry: Any, there: NodeView, *rest: Any) -> Any:
         here = entry.state.records
         there.records = {
-            of: held and here[of] and replace(held, progress=here[of].progress)
-            for of, held in there.records.items()
+            of: held and here[of] and replace(held, progress=here[of].progress) for of, held in there.records.items()
         }
         return original(context, entry, there, *rest)
 
@@ -529,10 +517,7 @@ def _put_back_by_add() -> Planted:
     """If the stripe is missing, it is added whole at once."""
 
     def look(self: Restorer) -> Procedure[None]:
-        (item,) = yield Flow(
-            self.node,
-            (Get(record_key(self.policy.namespace, self.policy.lineage)),),
-        )
+        (item,) = yield Flow(self.node, (Get(record_key(self.policy.namespace, self.policy.lineage)),))
         record = find_record(item, self.node)
         passed = yield ReadStream(0.0)
         if record is None or passed is None or passed.epoch != record.epoch:
@@ -735,9 +720,7 @@ def _second_ring_leaves_at_once() -> Planted:
 def _resume_without_table_floors() -> Planted:
     original = Membership.write_resume
 
-    def write(
-        self: Membership, record: NodeRecord | None = None, *, is_birth: bool = False
-    ) -> Procedure[None]:
+    def write(self: Membership, record: NodeRecord | None = None, *, is_birth: bool = False) -> Procedure[None]:
         bare = replace(record or self.joined_record(), table_floors={})
         yield from original(self, bare, is_birth=is_birth)
 
@@ -926,9 +909,7 @@ def _one_domain_for_all() -> Planted:
 def _failed_part_acknowledged() -> Planted:
     original = Applier.acknowledge
 
-    def acknowledge(
-        self: Applier, raised: Any, before: Any, streamed: Any, beats: Any, permit: Any, _: Any
-    ) -> Any:
+    def acknowledge(self: Applier, raised: Any, before: Any, streamed: Any, beats: Any, permit: Any, _: Any) -> Any:
         yield from original(self, raised, before, streamed, beats, permit, {})
 
     return _patch(Applier, "acknowledge", acknowledge)
@@ -1182,8 +1163,7 @@ SELDOM_CAUGHT: Final = {
     "put back with another primary's heartbeat": "two primaries take writes in an exhaustive world alone",
     "every key is taken for exact": "a row must be absent, be asked for by another spelling, and come to be "
     "before the next read",
-    "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader "
-    "looks",
+    "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader looks",
     "a longer lease is not counted": "as above, and the record before must be of an invalidator with a longer lease",
     "the clock of a node is trusted": "a reader must look within the few seconds that are left of a lease when the "
     "clock goes on; an exhaustive world finds it",

@@ -217,8 +217,7 @@ class Checker:
                 seen = self._seen[who, lookup.item]
                 if read.payload != self._world.value_of(_entry_of(seen.data)):
                     raise Violation(
-                        "I1",
-                        f"{who} got {lookup.item.decode()} with parts of another value: {read.payload!r}",
+                        "I1", f"{who} got {lookup.item.decode()} with parts of another value: {read.payload!r}"
                     )
                 self._check_hit(who, lookup, seen, staleness_max)
             elif read.outcome is ReadOutcome.MOVED:
@@ -228,11 +227,7 @@ class Checker:
                 self._check_miss(who, lookup, read, before)
 
     def own_read_done(
-        self,
-        who: str,
-        lookups: Sequence[Lookup],
-        reads: Sequence[Read],
-        commits: Sequence[tuple[Shard, Commit, int]],
+        self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read], commits: Sequence[tuple[Shard, Commit, int]]
     ) -> None:
         """``commits``: the reader's own, which it has asked for, each with the epoch of its token."""
         for lookup, read in zip(lookups, reads, strict=True):
@@ -388,9 +383,7 @@ class Checker:
 
     # -- I10 -----------------------------------------------------------------------------------------------
 
-    def _check_miss(
-        self, who: str, lookup: Lookup, read: Read, before: Mapping[tuple[str, bytes], Position]
-    ) -> None:
+    def _check_miss(self, who: str, lookup: Lookup, read: Read, before: Mapping[tuple[str, bytes], Position]) -> None:
         """A miss lacks no invalidation that its node had acknowledged before the read began."""
         if self._world.reshard is not None:
             return
@@ -400,8 +393,7 @@ class Checker:
             known = [
                 position
                 for (of, name), position in before.items()
-                if of == lineage
-                and not self._is_excused(lineage, self._lives.get((lookup.node, lineage, name)))
+                if of == lineage and not self._is_excused(lineage, self._lives.get((lookup.node, lineage, name)))
             ]
             for table in lookup.policy.tables:
                 version, row = next(shown), (table, self._world.rows[lookup.item])
@@ -464,9 +456,7 @@ class Checker:
             if stripe is not None:
                 self._check_protection(node, record, commit, number, stripe)
 
-    def _check_protection(
-        self, node: str, record: NodeRecord, commit: Commit, number: int, stripe: Stripe
-    ) -> None:
+    def _check_protection(self, node: str, record: NodeRecord, commit: Commit, number: int, stripe: Stripe) -> None:
         if record.floor.contains(commit.position) or stripe.position.contains(commit.position):
             return
         for lookup in self._exposed(node, record.lineage, record, commit):
@@ -485,11 +475,7 @@ class Checker:
         life = self._lives[node, lineage, record.life]
         for lookup in affected:
             policy = lookup.policy
-            rings = [
-                ring
-                for ring in self._placing(node, lookup, record)
-                if not life.is_untold(ring, record, commit)
-            ]
+            rings = [ring for ring in self._placing(node, lookup, record) if not life.is_untold(ring, record, commit)]
             starts = [record.find_start([ring]) for ring in rings]
             if all(start is not None and start.contains(commit.position) for start in starts):
                 continue
@@ -516,9 +502,7 @@ class Checker:
                 for lookup in self._lookups.values()
                 if lineage in lookup.policy.lineages
                 and lookup.item in self._named
-                and any(
-                    (table, self._world.rows[lookup.item]) in commit.rows for table in lookup.policy.tables
-                )
+                and any((table, self._world.rows[lookup.item]) in commit.rows for table in lookup.policy.tables)
             )
         return known
 
@@ -529,8 +513,7 @@ class Checker:
         life.join(record)
         if life.is_over and record.is_open:
             raise Violation(
-                "I1",
-                f"{node}: a record opens the life {record.life.hex()[:4]} in an earlier memory of the node",
+                "I1", f"{node}: a record opens the life {record.life.hex()[:4]} in an earlier memory of the node"
             )
         before, life.last = life.last, record
         previous, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
@@ -544,10 +527,7 @@ class Checker:
             self._check_acknowledged(node, shard.lineage, record, commit)
             self._check_stripes(node, record, commit)
         life.acknowledged = life.acknowledged.union(record.progress)
-        self._acknowledged[node] = {
-            **self._acknowledged[node],
-            (shard.lineage, record.life): life.acknowledged,
-        }
+        self._acknowledged[node] = {**self._acknowledged[node], (shard.lineage, record.life): life.acknowledged}
         if record.is_open:
             self._check_growth(node, shard, life, before, record)
             life.open_progress = record.progress
@@ -557,8 +537,7 @@ class Checker:
     ) -> None:
         if not life.open_progress.is_empty and not record.progress.contains(life.open_progress):
             raise Violation(
-                "I3",
-                f"{node}: the progress of {shard.lineage} shrank from {life.open_progress} to {record.progress}",
+                "I3", f"{node}: the progress of {shard.lineage} shrank from {life.open_progress} to {record.progress}"
             )
         if before is not None and before.is_open and before.floor != record.floor:
             raise Violation("I3", f"{node}: the floor of {shard.lineage} moved within a life")
@@ -589,9 +568,7 @@ class Checker:
                     "removed after it was appended to its stripe",
                 )
 
-    def _note_removal(
-        self, who: str, node: str, lookup: Lookup, held: Mapping[str, Stamp] | None = None
-    ) -> None:
+    def _note_removal(self, who: str, node: str, lookup: Lookup, held: Mapping[str, Stamp] | None = None) -> None:
         """``held``: the stamps of the entry that stands in the place of the removed one."""
         for (sender, where, key, life), position in self._struck.items():
             if (sender, where) != (who, node):

@@ -83,9 +83,7 @@ class Server:
         return [(EPOCH_ROW, self.epoch, "", 0), *beats]
 
     def freeze(self) -> Server:
-        return Server(
-            self.name, self.executed, self.epoch, versions=dict(self.versions), beats=dict(self.beats)
-        )
+        return Server(self.name, self.executed, self.epoch, versions=dict(self.versions), beats=dict(self.beats))
 
     def apply(self, commit: Commit) -> None:
         self.executed = self.executed.union(commit.position)
@@ -130,13 +128,7 @@ class Shard:
 
     @classmethod
     def create(
-        cls,
-        lineage: str,
-        tables: tuple[str, ...],
-        keys: int,
-        replicas: int,
-        flavor: str = "mysql",
-        domains: int = 1,
+        cls, lineage: str, tables: tuple[str, ...], keys: int, replicas: int, flavor: str = "mysql", domains: int = 1
     ) -> Shard:
         nothing = empty_position(flavor)
         servers = [Server(f"{lineage} replica {i}", nothing, 1) for i in range(replicas)]
@@ -281,9 +273,7 @@ class Shard:
                     chosen = candidate
                 before.update(candidate.rows)
         replica.apply(chosen)
-        while replica.complete < len(self.log) and replica.executed.contains(
-            self.log[replica.complete].position
-        ):
+        while replica.complete < len(self.log) and replica.executed.contains(self.log[replica.complete].position):
             replica.complete += 1
         return True
 

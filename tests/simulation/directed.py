@@ -114,8 +114,7 @@ DIRECTED: Final[dict[str, str]] = {
     "test_an_entry_of_a_definition_that_has_left_is_no_hit_when_it_comes_back",
     "published while readers are waited for": "rings::"
     "test_what_was_sent_by_the_next_file_alone_is_published_behind_the_readers",
-    "published before the record is covered": "rings::"
-    "test_a_record_names_what_is_sent_before_that_is_published",
+    "published before the record is covered": "rings::test_a_record_names_what_is_sent_before_that_is_published",
     "a ring leaves at once": "rings::test_a_ring_leaves_behind_the_copies_of_readers",
     "a second ring leaves at once": "rings::"
     "test_a_ring_that_leaves_during_a_wait_for_readers_is_waited_for_from_then_on",
@@ -198,9 +197,7 @@ def _by_time(token: Any) -> Callable[..., EventToken]:
 def _with_errant(read_head: Any) -> Callable[..., Head]:
     def head(self: World, lineage: str) -> Head:
         found: Head = read_head(self, lineage)
-        return Head(
-            found.position.union(MysqlGtidSet.of("aaaaaaaa-71ca-11e1-9e33-c80aa9429562", 1)), found.epoch
-        )
+        return Head(found.position.union(MysqlGtidSet.of("aaaaaaaa-71ca-11e1-9e33-c80aa9429562", 1)), found.epoch)
 
     return head
 

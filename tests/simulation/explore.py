@@ -641,9 +641,7 @@ class Explorer:
             self.changing = dict.fromkeys(keys, _find_naming(self.moves, set(keys.values())))
         # One store has the keys of all nodes, those of the first as they are, and others behind the node's name.
         self.stripes = {
-            _at(node, lookup.item): _at(
-                node, stripe_key("sim", LINEAGE, stripe_number(lookup.item, world.stripes))
-            )
+            _at(node, lookup.item): _at(node, stripe_key("sim", LINEAGE, stripe_number(lookup.item, world.stripes)))
             for lookup in self.lookups
             for node in self.nodes
         }
@@ -669,9 +667,7 @@ class Explorer:
         self._store_numbers: dict[Any, int] = {}
         self._store_states: list[Any] = []
         self._peeked: dict[tuple[int, float, bytes], Item | None] = {}
-        self._protections: dict[
-            tuple[int, float], list[tuple[NodeRecord, Set[bytes], tuple[Position, ...]]]
-        ] = {}
+        self._protections: dict[tuple[int, float], list[tuple[NodeRecord, Set[bytes], tuple[Position, ...]]]] = {}
 
     # -- programs -----------------------------------------------------------------------------------------
 
@@ -701,9 +697,7 @@ class Explorer:
                 if self.is_past:
                     self.polls_used[number, start] = self.polls_used.get((number, start), 0) + 1
                 elif next(polls, None) is None:
-                    raise FreshnessError(
-                        "this world ends here"
-                    )  # without the farewell, which only adds states
+                    raise FreshnessError("this world ends here")  # without the farewell, which only adds states
                 return False
 
             invalidator = ShardInvalidator(
@@ -724,12 +718,7 @@ class Explorer:
                 previous=tuple(self.placements[ring] for ring in rings[1:]),
                 finder=KeyFinder({"row": self.definition} if definition == 1 else {}),
             )
-            loop = run_loop(
-                invalidator,
-                transactions_max=10,
-                is_stopping=is_stopping,
-                observer=LoopObserver(),
-            )
+            loop = run_loop(invalidator, transactions_max=10, is_stopping=is_stopping, observer=LoopObserver())
             return loop, invalidator
 
         return program
@@ -990,11 +979,7 @@ class Explorer:
             yield (label, "but later", None), self._unanswered(waiting, state, place, step), ""
         if isinstance(request, Append) and state.has("doubles"):
             late = (*following.late, (state.incarnation, request))
-            yield (
-                (label, "and once more later", None),
-                following._replace(late=late).without("doubles"),
-                problem,
-            )
+            yield ((label, "and once more later", None), following._replace(late=late).without("doubles"), problem)
         if isinstance(request, Append) and state.has("refusals"):
             refused = self._request(state.without("refusals"), place, step, is_refused=True)
             yield (label, "refused for memory", None), refused[1], refused[2]
@@ -1129,9 +1114,7 @@ class Explorer:
             case Poll():
                 return self._poll(state, place)
             case ("read", read, record, own):
-                problem = self._find_stale_hit(state, place, read, record) or self._find_past(
-                    state, place, read, own
-                )
+                problem = self._find_stale_hit(state, place, read, record) or self._find_past(state, place, read, own)
                 return f"{name} has read: {read.outcome.name}", self._answered(state, place, None), problem
         raise AssertionError(step)
 
@@ -1210,14 +1193,10 @@ class Explorer:
             return self._with_actor(state, place, state.actors[place]._replace(replies=replies))
         return self._answered(state, place, list(replies) if isinstance(step, Flow) else [list(replies)])
 
-    def _unanswered(
-        self, after: State, before: State, place: int, step: Flow | Flows, instead: Any = None
-    ) -> State:
+    def _unanswered(self, after: State, before: State, place: int, step: Flow | Flows, instead: Any = None) -> State:
         """The sender hears nothing; its connection is gone. ``instead``: its answer in place of a failure."""
         actors = (*after.actors[:place], before.actors[place], *after.actors[place + 1 :])
-        state = self._with_actor(
-            after._replace(actors=actors), place, before.actors[place]._replace(connection=-1)
-        )
+        state = self._with_actor(after._replace(actors=actors), place, before.actors[place]._replace(connection=-1))
         return self._failed(state, place, step) if instead is None else self._answered(state, place, instead)
 
     def _failed(self, state: State, place: int, step: Flow | Flows) -> State:
@@ -1250,9 +1229,7 @@ class Explorer:
 
     def _find_row(self, lookup: Lookup, loaded: Loaded, keys: Sequence[int | None]) -> Loaded:
         """A unique key finds one row or none: the one that has it since its last change."""
-        equal = {
-            key for key in keys if key is not None and (self.world.spellings or self._is_of(lookup, key))
-        }
+        equal = {key for key in keys if key is not None and (self.world.spellings or self._is_of(lookup, key))}
         if not equal:
             return replace(loaded, value=None)
         (key,) = equal
@@ -1319,9 +1296,7 @@ class Explorer:
         """``place``: the index of the sender; None if it has given up."""
         if isinstance(request, Get):
             if request.key in self.items and place is not None:
-                state = self._settled(
-                    state, place, request.key, reply.value if isinstance(reply, Item) else None
-                )
+                state = self._settled(state, place, request.key, reply.value if isinstance(reply, Item) else None)
             if request.key in self.items and isinstance(reply, Item) and place is not None:
                 actor, seen = state.actors[place], (reply.value, state.acknowledged, state.now)
                 number = place - 2 * self.world.invalidators
@@ -1399,9 +1374,7 @@ class Explorer:
             for placement in self.placements
             if any(_at(placement.node_for(each.item), each.item) == key for each in self.lookups)
         ]
-        if len(self.world.files) > 1 and not any(
-            record and _follows(record, ring, position) for ring in rings
-        ):
+        if len(self.world.files) > 1 and not any(record and _follows(record, ring, position) for ring in rings):
             return ""
         changing = self.changing[key]
         for number in range(version + 1, len(state.log) + 1):
@@ -1429,16 +1402,10 @@ class Explorer:
                 continue
             if (life, number) in acknowledged:
                 return f"I1: version {version} was hit after commit {number} was acknowledged"
-            if (
-                read.outcome is ReadOutcome.HIT
-                and record is not None
-                and record.progress.contains(_single(number))
-            ):
+            if read.outcome is ReadOutcome.HIT and record is not None and record.progress.contains(_single(number)):
                 return f"lemma: version {version} was hit by a record whose progress names commit {number}"
             if at - state.log[number - 1].at > bound:
-                return (
-                    f"I7: version {version} was hit {at - state.log[number - 1].at} s after commit {number}"
-                )
+                return f"I7: version {version} was hit {at - state.log[number - 1].at} s after commit {number}"
         return ""
 
     def _find_past(self, state: State, place: int, read: Read, own: int) -> str:
@@ -1541,9 +1508,7 @@ def _twin(version: int) -> bytes:
 
 TWIN_PART_BYTES: Final = 2
 _TWIN_MANIFESTS: Final = [
-    manifest
-    for version in range(10)
-    if (manifest := Manifest.of(_twin(version), TWIN_PART_BYTES)) is not None
+    manifest for version in range(10) if (manifest := Manifest.of(_twin(version), TWIN_PART_BYTES)) is not None
 ]
 _TWINS: Final = {manifest.encode(): version for version, manifest in enumerate(_TWIN_MANIFESTS)}
 _TWIN_KEYS: Final = frozenset(key for manifest in _TWIN_MANIFESTS for key in manifest.keys("sim"))

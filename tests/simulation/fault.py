@@ -206,9 +206,7 @@ def _strike_reshape(world: World) -> None:
     """Another set of nodes (F69), most often with the previous one beside it, or the previous one is left out again;
     readers learn of it one by one, and the operator may forget to raise the number of the topology."""
     present = world.rings[0]
-    other = world.random.choice(
-        [ring for ring in range(len(world.placements)) if ring != present] or [present]
-    )
+    other = world.random.choice([ring for ring in range(len(world.placements)) if ring != present] or [present])
     beside = other, present
     choices = [(present,), beside] if len(world.rings) > 1 else [beside, beside, beside, (other,)]
     world.rings = world.random.choice(choices)
@@ -366,11 +364,7 @@ def calm(world: World) -> None:
             crash(world, name, 0.1)
     for shard in world.shards:
         for place, replica in enumerate(shard.replicas):
-            if (
-                replica.is_errant
-                or not shard.logged.contains(replica.executed)
-                or replica.epoch > shard.epoch
-            ):
+            if replica.is_errant or not shard.logged.contains(replica.executed) or replica.epoch > shard.epoch:
                 shard.rebuild(place)
             shard.replicas[place].is_stopped = False
             shard.replicas[place].late_domain = None

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from freshness.algorithm.envelope import (
-    FORMAT_VERSION,
-    MAGIC,
-    STUB,
-    Filled,
-    Kind,
-    NodeRecord,
-    PendingStripe,
-    Stripe,
-)
+from freshness.algorithm.envelope import FORMAT_VERSION, MAGIC, STUB, Filled, Kind, NodeRecord, PendingStripe, Stripe
 from freshness.algorithm.request import Add, Append, Cas, Delete, Get, Item, Outcome, Stored
 from freshness.errors import FormatError
 

@@ -77,11 +77,7 @@ KINDS: Final[Mapping[str, KeyKind]] = {
     "bytes": KeyKind(
         KeyColumn(_KEY, ColumnKind.BINARY, length=3),
         (b"a", b"A", b"a\xff"),  # the log leaves out zeros at the end
-        (
-            (b"a\0\0", bytearray(b"a\0\0")),
-            (b"A\0\0", memoryview(b"A\0\0")),
-            (b"a\xff\0", bytearray(b"a\xff\0")),
-        ),
+        ((b"a\0\0", bytearray(b"a\0\0")), (b"A\0\0", memoryview(b"A\0\0")), (b"a\xff\0", bytearray(b"a\xff\0"))),
         lambda value: bytes(value).ljust(3, b"\0"),
     ),
     "padded text": KeyKind(

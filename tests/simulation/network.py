@@ -137,9 +137,7 @@ class Network:
 
     def confirm(self, actor: Actor, node: str, requests: Sequence[Request]) -> None:
         """The last answer of a flow that reads says of which data they all are (F129)."""
-        if actor.connections[node][1] != self.data[node] and any(
-            isinstance(request, Get) for request in requests
-        ):
+        if actor.connections[node][1] != self.data[node] and any(isinstance(request, Get) for request in requests):
             del actor.connections[node]
             self.world.note(f"{actor.name} → {node}: other data than when the connection was opened")
             raise NodeUnavailable(f"{node} has other data")

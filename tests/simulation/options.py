@@ -133,9 +133,7 @@ class Options:
     behind_seconds: float = 0.0  # how late the last invalidator's stream is
     quiet_seconds: float = 0.3  # about how long the writer rests between two commits
     burst: float = 0.0  # how often the actor of the step before goes on
-    holds_commits: bool = (
-        False  # a primary streams commits that it does not show for as long as time jumps (F57)
-    )
+    holds_commits: bool = False  # a primary streams commits that it does not show for as long as time jumps (F57)
     gap_share: float = 0.0  # how often a GTID leaves out numbers
     stall_at: str = "record"
     stall_seconds: float = 0.0  # 0: about one of the bounds that count
@@ -146,9 +144,7 @@ class Options:
     node_refresh_seconds: float = 1.0
     heartbeat_seconds: float = 1.0
     clock_rate_error: float = 0.0  # by which share clocks run too fast or too slow, at most
-    is_reordered: bool = (
-        False  # a replica could be followed whose log has heartbeats before earlier changes (F92)
-    )
+    is_reordered: bool = False  # a replica could be followed whose log has heartbeats before earlier changes (F92)
     fills_from_log: bool = False  # the invalidators replace single rows by those of the log
     is_mixed: bool = False  # each process has its own lease, bound and refresh
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
@@ -335,17 +331,7 @@ def _with_earlier_memories(base: Options, random: Random) -> Options:
     faults = random.choice((MEMORY_FAULTS[:1], MEMORY_FAULTS[1:], MEMORY_FAULTS))
     if random.random() < 0.4:
         return replace(base, faults=base.faults.union(faults))
-    others = (
-        "pause",
-        "stall",
-        "crash",
-        "evict",
-        "evict_stripe",
-        "jump",
-        "cut",
-        "delay_request",
-        *CANCEL_FAULTS,
-    )
+    others = ("pause", "stall", "crash", "evict", "evict_stripe", "jump", "cut", "delay_request", *CANCEL_FAULTS)
     return replace(
         base,
         profile="memory",
@@ -440,9 +426,7 @@ def _shape(base: Options, random: Random) -> Options:
                 quiet_seconds=15.0 if is_far_behind else random.choice((3.0, 15.0)),
                 think_seconds=2.0 if is_far_behind else random.choice((0.5, 2.0)),
                 warm_seconds=3.0,
-                stall_at="publish"
-                if is_far_behind
-                else random.choice(("publish", "strike", "put back", "resume")),
+                stall_at="publish" if is_far_behind else random.choice(("publish", "strike", "put back", "resume")),
                 stall_seconds=20.0 if is_far_behind else 0.0,
                 faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall", "evict_stripe"},
                 fault_share=0.003 if is_far_behind else random.choice((0.01, 0.03)),

@@ -99,9 +99,7 @@ def _fill_again(
     begin_us = _first_ack(history, fill) + after_us
     floors = fill["floors"]
     if floor:
-        floors = [
-            str(at(history, p).union(at(history, invalidation["positions"][0]))) for p in fill["positions"]
-        ]
+        floors = [str(at(history, p).union(at(history, invalidation["positions"][0]))) for p in fill["positions"]]
     return _again(history, fill, begin_us, version=900_000, observed=observed, floors=floors), invalidation
 
 
@@ -240,9 +238,7 @@ def hit_of_nobodys_value(history: History, random: Random) -> set[Expected] | No
 def hit_of_another_value(history: History, random: Random) -> set[Expected] | None:
     answered = {(row["node"], row["version"]) for row in _of(history, "fill") if row["outcome"] == "FILLED"}
     hits = [
-        hit
-        for hit in _of(history, "hit")
-        if (hit["node"], hit["version"]) in answered and hit["outcome"] == "HIT"
+        hit for hit in _of(history, "hit") if (hit["node"], hit["version"]) in answered and hit["outcome"] == "HIT"
     ]
     if not hits:
         return None
@@ -254,9 +250,7 @@ def hit_of_another_value(history: History, random: Random) -> set[Expected] | No
 def _young_hits(history: History) -> list[Row]:
     """Hits whose position is younger than the recording, of values that no unanswered fill can have stored."""
     since_us = min(row["begin_us"] for row in history.actions) + SECOND
-    unanswered = {
-        (row["item"], *row["positions"]) for row in _of(history, "fill") if row["outcome"] != "FILLED"
-    }
+    unanswered = {(row["item"], *row["positions"]) for row in _of(history, "fill") if row["outcome"] != "FILLED"}
     young = {
         (change["lineage"], change["gtid"])
         for change in history.changes
@@ -313,9 +307,7 @@ def hit_despite_truncate(history: History, random: Random) -> set[Expected] | No
     for hit in _of(history, "hit"):
         acked_us = _raise_ack(history, hit)
         lives = set(hit["lives"])
-        named = any(
-            row["item"] == hit["item"] and lives & set(row["lives"]) for row in _of(history, "invalidation")
-        )
+        named = any(row["item"] == hit["item"] and lives & set(row["lives"]) for row in _of(history, "invalidation"))
         if acked_us is not None and not named and hit["outcome"] == "HIT":
             candidates.append((hit, acked_us))
     if not candidates:
@@ -401,16 +393,10 @@ def _passed(history: History, row: Row) -> bool:
     for life, publishes in lives.items():
         floors = [at(history, publish["floors"][0]) for publish in publishes]
         floor = floors[0].union_all(floors)
-        since_us = min(
-            publish["begin_us"] for publish, held in zip(publishes, floors, strict=True) if held == floor
-        )
+        since_us = min(publish["begin_us"] for publish, held in zip(publishes, floors, strict=True) if held == floor)
         left = [publish["begin_us"] for publish in publishes if publish["outcome"] == "settling"]
         is_named = any(at(history, publish["positions"][0]).contains(event) for publish in publishes)
-        if (
-            is_named
-            and not floor.contains(event)
-            and _is_read(history, row, life, max([since_us, *left]) + _VIEW_US)
-        ):
+        if is_named and not floor.contains(event) and _is_read(history, row, life, max([since_us, *left]) + _VIEW_US):
             return True
     return False
 
@@ -445,9 +431,7 @@ def _quiet(history: History) -> list[Row]:
     for row in history.changes:
         last[row["lineage"]] = max(last.get(row["lineage"], 0), row["ordinal"])
     return [
-        row
-        for row in history.changes
-        if row["op"] == "heartbeat" and 3 < row["ordinal"] < last[row["lineage"]] - 2
+        row for row in history.changes if row["op"] == "heartbeat" and 3 < row["ordinal"] < last[row["lineage"]] - 2
     ]
 
 

@@ -75,11 +75,7 @@ def options_of(seed: int) -> Options:
         return options
     if seed % 8 == 4:  # other nodes, other objects
         options = replace(
-            options,
-            nodes=2,
-            has_extra_object=True,
-            faults=options.faults | {"redeploy", "reshape"},
-            fault_share=0.01,
+            options, nodes=2, has_extra_object=True, faults=options.faults | {"redeploy", "reshape"}, fault_share=0.01
         )
     return replace(
         options,
@@ -162,11 +158,7 @@ class RecordedWorld(World):
     def _write(self, who: str, action: str, begin: float, end: float, **columns: Any) -> None:
         client = self._client(who)
         self.history.add_action(
-            client,
-            action=action,
-            begin_us=self._time(client, begin),
-            end_us=self._time(client, end),
-            **columns,
+            client, action=action, begin_us=self._time(client, begin), end_us=self._time(client, end), **columns
         )
 
     def named(self, text: str) -> str:
@@ -214,10 +206,7 @@ class RecordedWorld(World):
                     **self._entry(lookup, entry),
                 )
             elif read.outcome is not ReadOutcome.FILLED:
-                columns: Row = {
-                    "object": self.named(lookup.policy.name),
-                    "tables": list(lookup.policy.tables),
-                }
+                columns: Row = {"object": self.named(lookup.policy.name), "tables": list(lookup.policy.tables)}
                 columns["lineages"] = [self.named(lineage) for lineage in read.tokens]
                 columns["epochs"] = [str(token.epoch) for token in read.tokens.values()]
                 columns["lives"] = [b""] * len(read.tokens)
@@ -330,25 +319,20 @@ class RecordedWorld(World):
                             "row": -1 if row["op"] in ("raise", "heartbeat", "empty") else place,
                             "rows": len(commit.transaction.changes),
                             "gtid": str(commit.position),
-                            "timestamp_us": EPOCH_US
-                            + int(commit.transaction.timestamp_us - BEGINNING_SECONDS * 1e6),
+                            "timestamp_us": EPOCH_US + int(commit.transaction.timestamp_us - BEGINNING_SECONDS * 1e6),
                             "received_us": time_us(commit.at) + LAG_US,
                             **row,
                         }
                     )
 
     def _rows(self, shard: Shard, commit: Commit, states: dict[tuple[str, int], int]) -> Iterator[Row]:
-        nothing: Row = dict.fromkeys(
-            ("table", "key", "before", "after", "before_digest", "after_digest", "detail")
-        )
+        nothing: Row = dict.fromkeys(("table", "key", "before", "after", "before_digest", "after_digest", "detail"))
         nothing = {**nothing, "items": [], "row_items": []}
         transaction = commit.transaction
         for change in transaction.changes:
             images = [image for image in (change.before, change.after) if image is not None]
             keys = list(dict.fromkeys(int(str(image["id"])) for image in images))
-            concerned = [
-                lookup for lookup in self._concerned(shard, change.table) if lookup.values[0] in keys
-            ]
+            concerned = [lookup for lookup in self._concerned(shard, change.table) if lookup.values[0] in keys]
             mine = [it for it in concerned if it.policy.name == SINGLE and it.values[0] == keys[-1]]
             before = states.get((change.table, keys[-1]), 0)
             yield {

@@ -23,9 +23,7 @@ def tell_options(options: Options) -> str:
     for each in fields(options):
         value = getattr(options, each.name)
         if each.name != "seed" and value != getattr(usual, each.name):
-            parts.append(
-                f"{each.name}={sorted(value) if isinstance(value, frozenset) else value!r}".replace("'", "")
-            )
+            parts.append(f"{each.name}={sorted(value) if isinstance(value, frozenset) else value!r}".replace("'", ""))
     return ", ".join(parts)
 
 

@@ -57,14 +57,7 @@ def _shrink(best: Finding, is_lively: bool, bug: str, progress: Callable[[Findin
 
 def size(options: Options) -> tuple[int, int]:
     """What shrinking makes less: (faults and actors, steps)."""
-    counts = (
-        options.shards,
-        options.keys,
-        options.nodes,
-        options.readers,
-        options.invalidators,
-        options.sinks,
-    )
+    counts = (options.shards, options.keys, options.nodes, options.readers, options.invalidators, options.sinks)
     return len(options.faults) + sum(counts) + options.replicas + _differences(options), options.steps
 
 

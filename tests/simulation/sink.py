@@ -70,11 +70,7 @@ def rows_of(
             yield {**own, "op": "raise", "table": table, "detail": "; ".join(each.reasons)}
         for beat in each.heartbeats:
             names = ("instance", "sequence", "min_us", "max_us", "epoch")
-            yield {
-                **own,
-                "op": "heartbeat",
-                "detail": json.dumps({name: getattr(beat, name) for name in names}),
-            }
+            yield {**own, "op": "heartbeat", "detail": json.dumps({name: getattr(beat, name) for name in names})}
         if not (each.changes or each.raised_tables or each.heartbeats):
             yield {**own, "op": "empty"}
     yield {**head, **nothing, "ordinal": ordinal, "op": "empty", "gtid": str(streamed)}

@@ -31,8 +31,6 @@ def run(bug: str) -> None:
     schedule = getattr(importlib.import_module(f"tests.schedules.test_{file}"), name)
     patch = pytest.MonkeyPatch()
     try:
-        schedule(
-            **({"monkeypatch": patch} if "monkeypatch" in inspect.signature(schedule).parameters else {})
-        )
+        schedule(**({"monkeypatch": patch} if "monkeypatch" in inspect.signature(schedule).parameters else {}))
     finally:
         patch.undo()

@@ -57,9 +57,7 @@ def test_a_change_that_does_not_name_the_key_of_its_row_behind_it_is_found(name:
     assert result.violation == "I4: progress names commit 3, which was not carried out"
 
 
-def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_parts_of_two_values_are_found_where_both_defences_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest in the keys of the parts, and the comparison of what they give."""
     without_digest(monkeypatch)
     with_keys_of_the_place(monkeypatch)
@@ -78,10 +76,7 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("progress before acknowledge", SmallWorld("acknowledge", beats=0, polls=1)),
         ("a refused append counts as done", SmallWorld("refusal", beats=0, polls=1, refusals=1)),
         ("keys are not deleted after a refusal", SmallWorld("refusal", beats=0, polls=1, refusals=1)),
-        (
-            "shortened to the first chunk",
-            SmallWorld("length", readers=0, beats=0, commits=3, shorten_share=1),
-        ),
+        ("shortened to the first chunk", SmallWorld("length", readers=0, beats=0, commits=3, shorten_share=1)),
         ("shortened by set", next(world for world in WORLDS if world.shorten_share == 1)),
         ("put back by add", PUT_BACK),
         ("put back by set", PUT_BACK),
@@ -116,9 +111,7 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
         ("stripe not required of a miss", named("rows move between two lists")),
         ("every key is taken for exact", named("a unique key comes back in another spelling")),
         pytest.param(
-            "put back with another primary's heartbeat",
-            named("two primaries take writes"),
-            marks=pytest.mark.slow,
+            "put back with another primary's heartbeat", named("two primaries take writes"), marks=pytest.mark.slow
         ),
     ],
 )

@@ -44,9 +44,7 @@ def test_a_slow_world_is_within_the_bound(seed: int) -> None:
     assert run_seed(seed) is None
 
 
-def test_a_pending_stripe_that_stays_for_longer_than_is_promised_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pending_stripe_that_stays_for_longer_than_is_promised_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Restorer, "pending_seconds", property(lambda _: 1000))
     finding = run_seed(LATE)
     assert finding is not None

@@ -201,13 +201,7 @@ class Writer(HeartbeatWriter):
     brings them into the log, even if the answer is lost. ``commits``: the commits of its session."""
 
     def __init__(
-        self,
-        world: World,
-        shard: Shard,
-        instance: str,
-        written: list[Beaten],
-        commits: list[Commit],
-        topology: int,
+        self, world: World, shard: Shard, instance: str, written: list[Beaten], commits: list[Commit], topology: int
     ) -> None:
         address = ServerAddress("primary", 3306, "invalidator", "", "sim")
         now_us = world.wall_clock(instance)

@@ -168,9 +168,7 @@ class World:
         self.has_cancels = not options.faults.isdisjoint(CANCEL_FAULTS)
         self.session_faults = [kind for kind in SESSION_FAULTS if kind in options.faults]
         self.shards = [
-            Shard.create(
-                f"s{number}", ("a", "b"), options.keys, options.replicas, options.flavor, options.domains
-            )
+            Shard.create(f"s{number}", ("a", "b"), options.keys, options.replicas, options.flavor, options.domains)
             for number in range(options.shards)
         ]
         for shard in self.shards:
@@ -235,9 +233,7 @@ class World:
     def _draw_refresh_seconds(self) -> float:
         """Readers may refresh more often than the invalidators count with."""
         options = self.options
-        return options.node_refresh_seconds * (
-            self.random.choice((0.1, 0.5, 1.0)) if options.is_mixed else 1.0
-        )
+        return options.node_refresh_seconds * (self.random.choice((0.1, 0.5, 1.0)) if options.is_mixed else 1.0)
 
     def wall_clock(self, name: str) -> Callable[[], int]:
         """A wall clock of its own, in microseconds: two of them differ by the allowed skew, at most."""
@@ -406,9 +402,7 @@ class World:
             clock,
             shard.nothing,
             self._settings_of(instance),
-            Pulse(
-                Writer(self, shard, instance, written, commits, configuration[3]), 0.0, clock, lambda: None
-            ),
+            Pulse(Writer(self, shard, instance, written, commits, configuration[3]), 0.0, clock, lambda: None),
             written,
             commits,
             behind_seconds,
@@ -491,10 +485,7 @@ class World:
             fill_wait_seconds=0.05,
             on_stale="serve" if options.on_stale_serve else "bypass",
             sightings=Sightings(
-                self._clock(name),
-                self.wall_clock(name),
-                options.max_staleness_seconds,
-                options.clock_skew_seconds,
+                self._clock(name), self.wall_clock(name), options.max_staleness_seconds, options.clock_skew_seconds
             ),
             part_bytes=options.part_bytes,
         )
@@ -533,9 +524,7 @@ class World:
             if own is not None and (changed := (yield from own.write())) is not None:
                 wanted = dict.fromkeys([(self.random.choice(objects), changed), *wanted])
             lookups = [
-                self.lookup(
-                    name, key, known.rings, has_moved=known.has_moved, spelling=self.draw_spelling(key)
-                )
+                self.lookup(name, key, known.rings, has_moved=known.has_moved, spelling=self.draw_spelling(key))
                 for name, key in wanted
             ]
             yield from self.read(name, known, lookups, own)
@@ -609,9 +598,7 @@ class World:
         ``spelling``: None: that of the row itself."""
         definition = self.definitions[object_name]
         if spelling is None:
-            spelling = (
-                self.kind.column.pad(stored) if isinstance(stored := self.kind.stored[key], bytes) else stored
-            )
+            spelling = self.kind.column.pad(stored) if isinstance(stored := self.kind.stored[key], bytes) else stored
         place = object_name, repr(spelling)
         if place not in self._keys:
             cache_key = definition.builder.build((spelling,))
@@ -727,9 +714,7 @@ class World:
         elif not self.calm and chance.random() < self.options.fault_share:
             fault.strike(self)
         actor = self._choose()
-        if not (self.has_stalls and self._stalls(actor)) and not (
-            self.has_cancels and fault.cancel(self, actor)
-        ):
+        if not (self.has_stalls and self._stalls(actor)) and not (self.has_cancels and fault.cancel(self, actor)):
             actor.run_step()
         self.now += _TICKS_SECONDS[int(chance.random() * 4)] * self.pace
 

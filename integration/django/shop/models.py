@@ -43,9 +43,7 @@ class Thing(CachedModel):
     slug = models.SlugField(default="a-b")
     email = models.EmailField(default="a@example.org")
     day = models.DateField(default=datetime.date(2026, 2, 28))
-    moment = models.DateTimeField(
-        default=datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
-    )
+    moment = models.DateTimeField(default=datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC))
     clock = models.TimeField(default=datetime.time(23, 59, 59, 999999))
     midnight = models.TimeField(default=datetime.time())
     lasts = models.DurationField(default=datetime.timedelta(days=-1, microseconds=5))

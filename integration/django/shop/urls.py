@@ -39,8 +39,4 @@ async def async_thing(request: HttpRequest, key: int) -> JsonResponse:
     return JsonResponse({"v": (await Thing.objects.aget(pk=key)).v})
 
 
-urlpatterns = [
-    path("admin/", admin.site.urls),
-    path("things/<int:key>", thing),
-    path("async/<int:key>", async_thing),
-]
+urlpatterns = [path("admin/", admin.site.urls), path("things/<int:key>", thing), path("async/<int:key>", async_thing)]

@@ -75,9 +75,7 @@ class Checker:
             self.hits += is_hit
             self.outcomes[outcome] += 1
             if version is None or version > newest or (is_hit and version < oldest):
-                self.violations.append(
-                    f"customer {key}: {outcome} of version {version}, from {oldest} to {newest}"
-                )
+                self.violations.append(f"customer {key}: {outcome} of version {version}, from {oldest} to {newest}")
 
 
 class Writer(threading.Thread):
@@ -261,10 +259,7 @@ class Deployment:
     def wait_ready(self) -> None:
         assert self.invalidator is not None
         wait_until(
-            self.invalidator.is_ready,
-            "the shards that serve are open",
-            self.describe,
-            seconds=SETTLES_SECONDS,
+            self.invalidator.is_ready, "the shards that serve are open", self.describe, seconds=SETTLES_SECONDS
         )
 
     def wait_recorded(self) -> None:

@@ -152,9 +152,7 @@ class Inserts(threading.Thread):
 
     def wait_for(self, rows: int) -> None:
         target = len(self.written) + rows
-        wait_until(
-            lambda: len(self.written) >= target or self.error is not None, f"{rows} more rows are written"
-        )
+        wait_until(lambda: len(self.written) >= target or self.error is not None, f"{rows} more rows are written")
 
     def stop(self) -> None:
         self._ending.set()

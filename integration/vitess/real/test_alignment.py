@@ -127,9 +127,7 @@ class Scene:
 
 def find_lead(found: Sequence[tuple[str, int]]) -> int:
     """The most seconds that a transaction came before an older one."""
-    return max(
-        second - min(later) for at, (_, second) in enumerate(found) if (later := [s for _, s in found[at:]])
-    )
+    return max(second - min(later) for at, (_, second) in enumerate(found) if (later := [s for _, s in found[at:]]))
 
 
 def test_minimize_skew_holds_the_shard_that_is_ahead_and_plain_streams_do_not(
@@ -153,9 +151,7 @@ def test_minimize_skew_holds_the_shard_that_is_ahead_and_plain_streams_do_not(
         assert sorted(scene.read(stream, 3)) == [(AHEAD, 9), (AHEAD, 10), (BEHIND, 10)]
 
 
-def test_no_transaction_comes_long_before_an_older_one_of_another_shard(
-    cluster: Vitess, tmp_path: Path
-) -> None:
+def test_no_transaction_comes_long_before_an_older_one_of_another_shard(cluster: Vitess, tmp_path: Path) -> None:
     """Plain streams take turns, transaction by transaction: the shard with fewer of them runs ahead."""
     scene = Scene(cluster, tmp_path)
     scene.commit(AHEAD, range(1, 21))

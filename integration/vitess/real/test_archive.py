@@ -114,9 +114,7 @@ def read_unlogged(made: Deployment, key: int) -> None:
             found = cache.get("customer", key, explain=True)
             return found.is_hit and found.value is not None and found.value["v"] == UNLOGGED
 
-        wait_until(
-            is_hit, f"customer {key} is cached as no log has it", made.describe, seconds=SETTLES_SECONDS
-        )
+        wait_until(is_hit, f"customer {key} is cached as no log has it", made.describe, seconds=SETTLES_SECONDS)
     finally:
         cache.close()
 
@@ -144,9 +142,7 @@ def test_a_recorded_vitess_is_replayed_and_audited(tmp_path: Path, monkeypatch: 
         assert made.invalidator.terminate() == 0
         # Every version that was written is in the archive: of the old shards, or of the new ones
         missing = {
-            (key, version)
-            for key, written in made.checker.written.items()
-            for version in range(1, len(written))
+            (key, version) for key, written in made.checker.written.items() for version in range(1, len(written))
         } - archived(tmp_path / "archive")
         assert not missing, sorted(missing)[:20]
         replayed = call_cli("replay", tmp_path / "archive", "-c", made.path)

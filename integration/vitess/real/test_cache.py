@@ -152,9 +152,7 @@ def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation
         cluster.add_shards(names)
         for shard in names:
             cluster.replicas(shard)[-1].delay(DELAY_SECONDS)
-        cluster.control(
-            *job, "create", "--source-shards", ",".join(sources), "--target-shards", ",".join(names)
-        )
+        cluster.control(*job, "create", "--source-shards", ",".join(sources), "--target-shards", ",".join(names))
         cluster.wait_copied(f"to{generation}")
         made.reload(sources, destinations)
         writer.wait_for(SOME)

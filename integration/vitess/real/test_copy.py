@@ -74,9 +74,7 @@ def changing(address: ServerAddress) -> Iterator[None]:
                 while not stopping.wait(WRITE_SECONDS):
                     number = next(written)
                     place = seat_of(number * 7919 % ROWS)
-                    cursor.execute(
-                        "UPDATE seats SET price = price + 0.25 WHERE hall = %s AND seat = %s", place
-                    )
+                    cursor.execute("UPDATE seats SET price = price + 0.25 WHERE hall = %s AND seat = %s", place)
                     place = seat_of(number * 104729 % ROWS)
                     cursor.execute("DELETE FROM seats WHERE hall = %s AND seat = %s", place)
                     cursor.execute(INSERT, values_of(ROWS + number))
@@ -105,10 +103,7 @@ def test_a_copy_of_two_shards_that_is_made_while_rows_change_is_exact(
     session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "copy"
-    with deployment(tmp_path, replicas=1, sections=f'[http]\nlisten = "127.0.0.1:{port}"\n') as (
-        made,
-        writer,
-    ):
+    with deployment(tmp_path, replicas=1, sections=f'[http]\nlisten = "127.0.0.1:{port}"\n') as (made, writer):
         writer.stop()
         fill(made)
         made.wait_ready()

@@ -71,9 +71,7 @@ def test_a_purged_position_is_told(replicas: int) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_without_its_remedy_a_purged_position_is_never_told(
-    replicas: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_remedy_a_purged_position_is_never_told(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one tablet nobody asks what it has purged; of three, the text is cut where messages once were."""
     by_text = error._by_text
     monkeypatch.setattr(error, "_by_text", lambda details, *more: by_text(details[:400], *more))
@@ -179,10 +177,7 @@ def test_every_row_comes_over_reparents(tablet_type: str) -> None:
     with Vitess(replicas=2) as cluster:
         execute(cluster, CUSTOMERS)
         first, second, third = cluster.tablets["0"]
-        with (
-            Follower(cluster, KEYS, parts={"tablet_type": tablet_type}) as stream,
-            inserting(cluster) as writer,
-        ):
+        with Follower(cluster, KEYS, parts={"tablet_type": tablet_type}) as stream, inserting(cluster) as writer:
             for tablet, is_emergency in ((second, False), (first, False), (third, True), (first, False)):
                 wait_for_rows(writer, stream)
                 if is_emergency:

@@ -122,9 +122,7 @@ class Writer:
     def transact(self) -> None:
         chance = self._random.random()
         self.execute(f"SET SESSION binlog_transaction_compression = {'ON' if chance < 0.2 else 'OFF'}")
-        self.execute(
-            f"SET SESSION binlog_row_value_options = '{'PARTIAL_JSON' if 0.1 < chance < 0.4 else ''}'"
-        )
+        self.execute(f"SET SESSION binlog_row_value_options = '{'PARTIAL_JSON' if 0.1 < chance < 0.4 else ''}'")
         statements = self._random.choice((1, 1, 1, 2, 3, 8)) if chance > 0.005 else 400
         self.execute("BEGIN")
         for _ in range(statements):
@@ -210,9 +208,7 @@ def digest_of(change: RowChange, side: str, name: str) -> bytes | None:
     return digest_image({name: image[name]}, {name: shapes[name]}, Layout((), only, only))
 
 
-def differences(
-    wanted: RowChange, found: RowChange, *, is_keyed: bool, counted: Counter[str]
-) -> Iterator[str]:
+def differences(wanted: RowChange, found: RowChange, *, is_keyed: bool, counted: Counter[str]) -> Iterator[str]:
     if (wanted.table, wanted.op) != (found.table, found.op):
         yield f"{wanted.op} of {wanted.table} is {found.op} of {found.table}"
         return

@@ -207,9 +207,7 @@ def insert_everything(cluster: Vitess) -> None:
     """Rows with all values of `TYPES`, and one of NULLs."""
     with connect(cluster.mysql_address()) as connection, connection.cursor() as cursor:
         for key, values in enumerate(itertools.zip_longest(*TYPES.values(), fillvalue="NULL")):
-            cursor.execute(
-                f"INSERT INTO everything (id, {', '.join(COLUMNS)}) VALUES ({key}, {', '.join(values)})"
-            )
+            cursor.execute(f"INSERT INTO everything (id, {', '.join(COLUMNS)}) VALUES ({key}, {', '.join(values)})")
         cursor.execute("INSERT INTO everything (id) VALUES (1000)")
 
 

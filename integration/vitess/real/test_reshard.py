@@ -54,9 +54,7 @@ def read_whole(cluster: Vitess, start: dict[str, Position]) -> list[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("before", "after"), [(TWO, FOUR), (TWO, ONE)], ids=["split", "merge"])
 def test_every_row_comes_once_over_a_reshard(before: tuple[str, ...], after: tuple[str, ...]) -> None:
-    with Vitess(
-        before, replicas=0, vschema=VSCHEMA, vtgate_options=("--tablet-types-to-wait", "PRIMARY")
-    ) as cluster:
+    with Vitess(before, replicas=0, vschema=VSCHEMA, vtgate_options=("--tablet-types-to-wait", "PRIMARY")) as cluster:
         cluster.control("ApplySchema", "--sql", TABLE, cluster.keyspace)
         previous = cluster.take_shards()
         starts = {tablet.shard: executed(tablet) for tablet in previous}
@@ -97,9 +95,7 @@ def test_every_row_comes_once_over_a_reshard(before: tuple[str, ...], after: tup
         assert Counter(read_whole(cluster, starts)) == counted, "one stream of all shards brings the same"
         assert set(new) == set(after)
         for shard, position in new.items():
-            with Follower(
-                cluster, KEYS, shard=shard, start=position, parts={"tablet_type": "primary"}
-            ) as follower:
+            with Follower(cluster, KEYS, shard=shard, start=position, parts={"tablet_type": "primary"}) as follower:
                 follower.read_up_to(executed(cluster.primary(shard)))
             counted.update(keys_of(follower.changes))
         assert set(writer.written) <= counted.keys()

@@ -40,9 +40,7 @@ def test_rows_from_before_an_alter_come_with_the_layout_of_their_time(vitess: Vi
         (
             TableColumn("id", "int", False, unsigned=True),
             name,
-            TableColumn(
-                "city", "varchar", False, length=40, charset="latin1"
-            ),  # bytes of the text in utf8mb4
+            TableColumn("city", "varchar", False, length=40, charset="latin1"),  # bytes of the text in utf8mb4
             TableColumn("amount", "decimal", True, length=12, scale=3),
             TableColumn("at", "datetime", True, scale=6),
             TableColumn("kind", "enum", True, charset="utf8mb4", labels=("a", "b")),

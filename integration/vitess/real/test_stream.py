@@ -231,9 +231,7 @@ def test_a_statement_that_may_change_rows_raises_their_table(vitess: Vitess, sql
         execute(vitess, "DROP TABLE IF EXISTS parted")
 
 
-@pytest.mark.parametrize(
-    "sql", ["ALTER TABLE other RENAME TO orders", "USE mysql; TRUNCATE {database}.customers"]
-)
+@pytest.mark.parametrize("sql", ["ALTER TABLE other RENAME TO orders", "USE mysql; TRUNCATE {database}.customers"])
 def test_a_statement_without_its_text_would_change_rows_unseen(
     vitess: Vitess, sql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,9 +272,7 @@ def test_without_heartbeats_of_vtgate_a_stream_counts_as_dead(
 def test_a_cascade_that_vitess_manages_comes_as_rows(vitess: Vitess) -> None:
     """vtgate deletes the children by a statement of its own. MySQL's cascades are in no log before 9.6."""
     tables: dict[str, Any] = {"customers": {}, "orders": {}, "freshness_heartbeat": {}}
-    vitess.control(
-        "ApplyVSchema", "--vschema", json.dumps({"foreignKeyMode": "managed", "tables": tables}), "shop"
-    )
+    vitess.control("ApplyVSchema", "--vschema", json.dumps({"foreignKeyMode": "managed", "tables": tables}), "shop")
     try:
         execute(
             vitess,

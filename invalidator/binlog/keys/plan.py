@@ -102,9 +102,7 @@ class TablePlan:
         self._spellings = [
             [
                 _find_spelling(columns[place], of_table, of_object, flavor)
-                for place, of_table, of_object in zip(
-                    places, target.columns, target.builder.columns, strict=True
-                )
+                for place, of_table, of_object in zip(places, target.columns, target.builder.columns, strict=True)
             ]
             for target, places in zip(targets, self._places, strict=True)
         ]
@@ -162,13 +160,9 @@ class TablePlan:
         row_format, found, nulls = row.format(wanted)
         unpack = struct.Struct(f"<{row_format}").iter_unpack
         names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": unpack}
-        converted = [
-            f"{name} = {wanted[name].convert.format(name)}" for name in found if wanted[name].convert
-        ]
+        converted = [f"{name} = {wanted[name].convert.format(name)}" for name in found if wanted[name].convert]
         collected = [
-            line
-            for number in range(len(self._targets))
-            for line in self._collect_lines(number, before, after, names)
+            line for number in range(len(self._targets)) for line in self._collect_lines(number, before, after, names)
         ]
         row_itself = f"({', '.join(found)})" if len(found) > 1 else "".join(found)
         if not converted and collected == [f"a(p0 % {row_itself})"]:
@@ -229,9 +223,7 @@ class TablePlan:
             form = self.formats[place]
             mask = 1 << index
             if form.is_fixed:
-                taken = (
-                    f"{variable} = {form.read('o')}; o += {form.size}" if variable else f"o += {form.size}"
-                )
+                taken = f"{variable} = {form.read('o')}; o += {form.size}" if variable else f"o += {form.size}"
             elif variable:
                 taken = f"n = {form.length('o')}; o += {form.size}; {variable} = b[o:o + n]; o += n"
             else:
@@ -300,9 +292,7 @@ class Code:
         self._plan = plan
         self._json_bytes = bitmaps.json_bytes
         self._before = _Image("x", find_present(bitmaps.before, len(plan.columns)))
-        self._after = (
-            None if bitmaps.after is None else _Image("y", find_present(bitmaps.after, len(plan.columns)))
-        )
+        self._after = None if bitmaps.after is None else _Image("y", find_present(bitmaps.after, len(plan.columns)))
         if not self._before.places:
             raise FormatError("a row event whose rows have no columns")
         for column in _missing(plan, self._before.places):
@@ -373,9 +363,7 @@ def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
         yield from (plan.columns[place].name for place in places if place not in present)
 
 
-def _find_spelling(
-    column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str
-) -> Spell | None:
+def _find_spelling(column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str) -> Spell | None:
     """None if the value is read as a number and spelled as one."""
     if not (column.kind in INTEGER_BYTES or column.kind == types.YEAR):
         return find_spelling(column, of_table, of_object, flavor)

@@ -132,9 +132,7 @@ class KeyReader:
         if database != self._database or not targets or name not in self._tables:
             return _Known(database, name)
         try:
-            return _Known(
-                database, name, TablePlan(read_columns(body, place, self.flavor), targets, self.flavor)
-            )
+            return _Known(database, name, TablePlan(read_columns(body, place, self.flavor), targets, self.flavor))
         except FormatError as error:
             return _Known(database, name, problem=f"no key can be read from {name}: {error}")
 

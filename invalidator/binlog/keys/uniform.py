@@ -93,11 +93,7 @@ class NumberReader:
 
 
 def find_uniform_row(
-    images: Sequence[tuple[str, Sequence[int]]],
-    formats: Sequence[FieldFormat],
-    packet: bytes,
-    start: int,
-    end: int,
+    images: Sequence[tuple[str, Sequence[int]]], formats: Sequence[FieldFormat], packet: bytes, start: int, end: int
 ) -> UniformRow | None:
     """The row at ``start``; None if it does not end before ``end``, or is one of few. ``images``: their letters, and
     the columns in them."""

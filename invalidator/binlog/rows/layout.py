@@ -80,9 +80,7 @@ def read_layouts(address: ServerAddress) -> dict[str, Layout]:
     }
 
 
-def read_period(
-    address: ServerAddress, table: str, moments: Collection[str], key: Collection[str]
-) -> Period | None:
+def read_period(address: ServerAddress, table: str, moments: Collection[str], key: Collection[str]) -> Period | None:
     """See `FindPeriod`. Raises `SourceUnavailable` or `SourceUnsuitable`, too."""
     with connected(address, "reading the period") as connection:
         rows = read_rows(connection, _PERIOD, (table,))

@@ -122,9 +122,7 @@ class RowPlan:
         return image
 
 
-_ENDLESS: Final = frozenset(
-    map(datetime.fromisoformat, ("2038-01-19T03:14:07.999999", "2106-02-07T06:28:15.999999"))
-)
+_ENDLESS: Final = frozenset(map(datetime.fromisoformat, ("2038-01-19T03:14:07.999999", "2106-02-07T06:28:15.999999")))
 """The end of a row that is there, before and since MariaDB 11.5."""
 
 
@@ -258,9 +256,7 @@ class _Source:
         self._lines.append(f" {text}")
 
     def compile(self) -> ReadImage:
-        exec(
-            compile("\n".join(self._lines), "<row reader>", "exec"), self.names
-        )  # our own text, see the module
+        exec(compile("\n".join(self._lines), "<row reader>", "exec"), self.names)  # our own text, see the module
         read: ReadImage = self.names["read"]
         return read
 

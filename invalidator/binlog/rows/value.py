@@ -63,9 +63,7 @@ def find_reader(column: MappedColumn, form: FieldFormat, flavor: str) -> ValueRe
             length = column.width  # the log leaves out the zero bytes at the end
             return ValueReader("", lambda raw: raw.ljust(length, b"\0"))
         decode = _text_decoder(column.collation, flavor)
-        return ValueReader(
-            "", decode if kind not in COMPRESSED else lambda raw: decode(decompress_field(raw))
-        )
+        return ValueReader("", decode if kind not in COMPRESSED else lambda raw: decode(decompress_field(raw)))
     if kind == types.YEAR:
         return ValueReader("B", lambda number: number and number + _YEAR_BEFORE_FIRST)
     if kind in (types.FLOAT, types.DOUBLE):

@@ -38,9 +38,7 @@ _naive: Final = datetime
 """The log has no time zones."""
 _ZERO_DATETIME: Final = "0000-00-00 00:00:00"
 _TIMES: Final = frozenset((types.TIME, types.TIME2))
-_DATETIMES: Final = frozenset(
-    (types.DATE, types.DATETIME, types.DATETIME2, types.TIMESTAMP, types.TIMESTAMP2)
-)
+_DATETIMES: Final = frozenset((types.DATE, types.DATETIME, types.DATETIME2, types.TIMESTAMP, types.TIMESTAMP2))
 _DECIMALS: Final = frozenset((types.OLD_DECIMAL, types.NEWDECIMAL))
 
 
@@ -94,9 +92,7 @@ def _decode(kind: int, data: bytes, place: int, end: int, depth: int) -> object:
     raise FormatError(f"JSON type {kind}")
 
 
-def _decode_container(
-    layout: _Layout, is_object: bool, data: bytes, start: int, end: int, depth: int
-) -> object:
+def _decode_container(layout: _Layout, is_object: bool, data: bytes, start: int, end: int, depth: int) -> object:
     width = layout.number.size
     [count] = layout.number.unpack_from(data, start)
     [size] = layout.number.unpack_from(data, start + width)

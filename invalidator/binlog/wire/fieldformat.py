@@ -20,9 +20,7 @@ _CODES: Final = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 NAMES: Final[Mapping[str, Any]] = {
     "from_bytes": int.from_bytes,
-    **{
-        f"u{size}": struct.Struct(f"<{code.upper()}").unpack_from for size, code in _CODES.items() if size > 1
-    },
+    **{f"u{size}": struct.Struct(f"<{code.upper()}").unpack_from for size, code in _CODES.items() if size > 1},
     **{f"i{size}": struct.Struct(f"<{code}").unpack_from for size, code in _CODES.items()},
 }
 """The functions that the texts call; the row's bytes are ``b``."""
@@ -50,12 +48,7 @@ class FieldFormat(NamedTuple):
         return _LENGTHS[self.size].format(place)
 
 
-_LENGTHS: Final = {
-    1: "b[{0}]",
-    2: "u2(b, {0})[0]",
-    3: "from_bytes(b[{0}:{0} + 3], 'little')",
-    4: "u4(b, {0})[0]",
-}
+_LENGTHS: Final = {1: "b[{0}]", 2: "u2(b, {0})[0]", 3: "from_bytes(b[{0}:{0} + 3], 'little')", 4: "u4(b, {0})[0]"}
 _FIXED: Final = {
     types.FLOAT: 4,
     types.DOUBLE: 8,

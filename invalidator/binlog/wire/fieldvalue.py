@@ -72,9 +72,7 @@ _PATCHES: Final[Mapping[str, Mapping[int, str]]] = {
     "cp866": {0xFC: "\u207f", 0xFD: "\u00b2"},
 }
 _REPLACED: Final[Mapping[str, tuple[str, str]]] = {"sjis": ("\uff3c", "\\")}
-_DISTRUSTED: Final[Mapping[str, str]] = {
-    "big5": "\u2574\uffe3\u02cd\uff0f\uff3c\u5341\u5345",
-}
+_DISTRUSTED: Final[Mapping[str, str]] = {"big5": "\u2574\uffe3\u02cd\uff0f\uff3c\u5341\u5345"}
 """Characters of several bytes that the server reads differently."""
 
 _WIDE: Final = frozenset(("ucs2", "utf16", "utf16le", "utf32", "filename"))

@@ -108,9 +108,7 @@ class PacketReader:
         if not self._parts and content[:1] == _ERROR:
             raise_mysql_exception(content)
         if not self._parts and content[:1] != b"\0":
-            raise SourceUnavailable(
-                "the server ended the stream", hint="it shuts down, or another reader took over"
-            )
+            raise SourceUnavailable("the server ended the stream", hint="it shuts down, or another reader took over")
         self._parts.append(content)
         if sum(map(len, self._parts)) > EVENT_BYTES_MAX:
             raise StreamStopped(f"an event of more than {EVENT_BYTES_MAX} bytes")

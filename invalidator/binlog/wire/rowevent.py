@@ -108,6 +108,4 @@ def check_table_map_head(description: FormatDescription) -> None:
     lengths = description.post_header_lengths
     size = lengths[TABLE_MAP - 1] if len(lengths) >= TABLE_MAP else NAMES_START
     if size != NAMES_START:
-        raise StreamStopped(
-            f"table maps with a head of {size} bytes", hint="this log is of a very old server"
-        )
+        raise StreamStopped(f"table maps with a head of {size} bytes", hint="this log is of a very old server")

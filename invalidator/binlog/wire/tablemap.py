@@ -180,9 +180,7 @@ def _read_shapes(kinds: bytes, metadata: bytes) -> Iterator[tuple[int, int, int]
     for kind in kinds:
         size = 2 if kind in _TWO_BYTES else 1 if kind in _ONE_BYTE else 0
         if kind not in _KNOWN:
-            raise FormatError(
-                f"column type {kind} is not known", hint="this server is newer than this program"
-            )
+            raise FormatError(f"column type {kind} is not known", hint="this server is newer than this program")
         first, second = (*metadata[place : place + size], 0, 0)[:2]
         if len(metadata) < place + size:
             raise FormatError("the metadata of the columns are too short")

@@ -109,9 +109,7 @@ def encode_gtid_set(intervals: Mapping[str, Sequence[tuple[int, int]]]) -> bytes
     names the format, too, and a tag with its length follows each UUID."""
     has_tags = any(":" in source for source in intervals)
     out = [
-        struct.pack(
-            "<Q", _SET_WITH_TAGS << 56 | len(intervals) << 8 | _SET_WITH_TAGS if has_tags else len(intervals)
-        )
+        struct.pack("<Q", _SET_WITH_TAGS << 56 | len(intervals) << 8 | _SET_WITH_TAGS if has_tags else len(intervals))
     ]
     for source, numbers in intervals.items():
         sid, _, tag = source.partition(":")

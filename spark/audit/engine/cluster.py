@@ -43,9 +43,7 @@ TABLES_PER_BATCH: Final = 8
 BLOB_ROWS_MAX: Final = 100_000
 
 _TOLD: Final = "piece int, name string, data binary"
-_ARROW: Final = pyarrow.schema(
-    [("piece", pyarrow.int32()), ("name", pyarrow.string()), ("data", pyarrow.binary())]
-)
+_ARROW: Final = pyarrow.schema([("piece", pyarrow.int32()), ("name", pyarrow.string()), ("data", pyarrow.binary())])
 
 
 class SparkEngine:
@@ -190,11 +188,7 @@ def _write_all(told: Iterable[Told] | Iterable[tuple[str, pyarrow.Table]]) -> It
     for name, table in told:
         for at in range(0, table.num_rows, BLOB_ROWS_MAX):
             is_piece = isinstance(name, int)
-            row = (
-                name if is_piece else None,
-                None if is_piece else name,
-                _write(table.slice(at, BLOB_ROWS_MAX)),
-            )
+            row = (name if is_piece else None, None if is_piece else name, _write(table.slice(at, BLOB_ROWS_MAX)))
             arrays = [pyarrow.array([cell], field.type) for cell, field in zip(row, _ARROW, strict=True)]
             yield pyarrow.RecordBatch.from_arrays(arrays, schema=_ARROW)
 

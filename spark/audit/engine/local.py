@@ -105,9 +105,7 @@ class LocalShuffled:
                 groups.setdefault(piece if numbers is None else numbers[piece], []).append(piece)
 
         def run() -> Iterator[tuple[str, pyarrow.Table]]:
-            with self._progress.watch(
-                what, sum(self._rows[it] for its in groups.values() for it in its)
-            ) as done:
+            with self._progress.watch(what, sum(self._rows[it] for its in groups.values() for it in its)) as done:
                 for number, pieces in groups.items():
                     yield from step(number, pyarrow.concat_tables(chain(*map(self._read, pieces))))
                     done(sum(self._rows[piece] for piece in pieces))

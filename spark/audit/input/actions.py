@@ -104,17 +104,13 @@ class ChangeStep:
             return REPLAY.empty_table()
         at, items, is_row, has_moved = _read_items(batch)
         op = batch.column("op")
-        flags = numpy.where(_is(op, "delete"), AFTER_ABSENT, 0) | numpy.where(
-            _is(op, "insert"), BEFORE_ABSENT, 0
-        )
+        flags = numpy.where(_is(op, "delete"), AFTER_ABSENT, 0) | numpy.where(_is(op, "insert"), BEFORE_ABSENT, 0)
         h1, h2 = hash_items(items)
         its = batch.select(_TAKEN).take(pyarrow.array(at))
         received = its.column("received_us")
         # The row before stood under another key then, and is nothing that this item ever was.
         before = pyarrow.compute.if_else(
-            pyarrow.array(has_moved),
-            pyarrow.scalar(None, pyarrow.int64()),
-            shorten(its.column("before_digest")),
+            pyarrow.array(has_moved), pyarrow.scalar(None, pyarrow.int64()), shorten(its.column("before_digest"))
         )
         return _replay(
             h1=h1,
@@ -244,9 +240,7 @@ class ActionStep:
             who=who,
             client=hash_names(batch.column("client")),
             stamps=stamps,
-            **{
-                name: batch.column(name) for name in ("version", "observed", "begin_us", "end_us", "sequence")
-            },
+            **{name: batch.column(name) for name in ("version", "observed", "begin_us", "end_us", "sequence")},
         )
 
 
@@ -279,17 +273,7 @@ STOCK: Final = pyarrow.schema(
         *_NAMES,
         *(
             (name, pyarrow.int64())
-            for name in (
-                "actions",
-                "lost",
-                "first",
-                "last",
-                "begin_us",
-                "end_us",
-                "total",
-                "squares",
-                "nameless",
-            )
+            for name in ("actions", "lost", "first", "last", "begin_us", "end_us", "total", "squares", "nameless")
         ),
     ]
 )
@@ -323,10 +307,7 @@ class Stock(NamedTuple):
 
 
 def _take_stock(
-    batch: pyarrow.RecordBatch,
-    code: NDArray[numpy.int64],
-    named: pyarrow.Table,
-    is_nameless: pyarrow.BooleanArray,
+    batch: pyarrow.RecordBatch, code: NDArray[numpy.int64], named: pyarrow.Table, is_nameless: pyarrow.BooleanArray
 ) -> pyarrow.Table:
     """``code``, ``named``: result of `_name_combinations`. ``is_nameless``: True for an action that lacks its
     item."""

@@ -20,16 +20,7 @@ from numpy.typing import NDArray
 
 from freshness.errors import FormatError
 from spark.audit.engine.step import Engine, Tables
-from spark.audit.input.heads import (
-    ISLAND,
-    ODD,
-    TIME,
-    Island,
-    find_islands,
-    find_odd_times,
-    find_times,
-    merge_others,
-)
+from spark.audit.input.heads import ISLAND, ODD, TIME, Island, find_islands, find_odd_times, find_times, merge_others
 from spark.audit.input.recording import RecordedFiles
 from spark.audit.model import verdict
 from spark.audit.model.finding import Evidence, Reference, Rules
@@ -95,9 +86,7 @@ class Archive:
     raises: frozenset[tuple[int, str, int]] = frozenset()
 
 
-def read_archive(
-    engine: Engine, changes: RecordedFiles, rules: Rules, previous: Archive | None = None
-) -> Archive:
+def read_archive(engine: Engine, changes: RecordedFiles, rules: Rules, previous: Archive | None = None) -> Archive:
     """The order and the damages of an archive that continues ``previous``. A damage is reported once, by the audit of
     its own part. Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX`
     runs."""
@@ -139,9 +128,7 @@ def _read_raises(told: Tables) -> frozenset[tuple[int, str, int]]:
         return frozenset()
     rows = told["raises"].group_by(["lineage", "table", "ordinal"]).aggregate([])
     if rows.num_rows > RAISES_MAX:
-        raise FormatError(
-            f"more than {RAISES_MAX:,} statements changed whole tables", hint="audit a shorter span"
-        )
+        raise FormatError(f"more than {RAISES_MAX:,} statements changed whole tables", hint="audit a shorter span")
     columns = (rows.column(name).to_pylist() for name in ("lineage", "table", "ordinal"))
     return frozenset((hash_name(name), table, ordinal) for name, table, ordinal in zip(*columns, strict=True))
 
@@ -197,11 +184,7 @@ def _merge(rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
     merged: list[RunRow] = []
     for row in sorted(rows, key=key):
         last = merged[-1] if merged else None
-        if (
-            last is not None
-            and key(last)[:5] == key(row)[:5]
-            and row.run.ordinal <= last.run.last_ordinal + 1
-        ):
+        if last is not None and key(last)[:5] == key(row)[:5] and row.run.ordinal <= last.run.last_ordinal + 1:
             length = max(last.run.last_ordinal, row.run.last_ordinal) - last.run.ordinal + 1
             both = last.run.transactions + row.run.transactions
             merged[-1] = last._replace(run=last.run._replace(length=length, transactions=both))
@@ -276,9 +259,7 @@ def _cut(run: Run, held: Sequence[tuple[int, int]]) -> Iterator[tuple[Run, bool]
             last = min(run.last_number, held[at + 1][0] - 1) if at + 1 < len(held) else run.last_number
         length = last - number + 1
         ordinal = run.ordinal + number - run.number
-        pieces.append(
-            (run._replace(number=number, ordinal=ordinal, length=length, transactions=length), is_repeat)
-        )
+        pieces.append((run._replace(number=number, ordinal=ordinal, length=length, transactions=length), is_repeat))
         number = last + 1
     if len(pieces) == 1:
         pieces = [(run, pieces[0][1])]
@@ -375,11 +356,7 @@ def _with_times(lineage: Lineage, bucket: int, times: Times | None) -> Lineage:
 
 
 def _find_odd_times(
-    engine: Engine,
-    changes: RecordedFiles,
-    times: pyarrow.Table,
-    lineages: Mapping[int, Lineage],
-    rules: Rules,
+    engine: Engine, changes: RecordedFiles, times: pyarrow.Table, lineages: Mapping[int, Lineage], rules: Rules
 ) -> list[Damage]:
     """Commits whose time is far before that of an earlier one (F3), or after their receipt (F4). The scan runs only
     if a bucket of ordinals may have one. Raises `FormatError` for more than `ODD_TIMES_MAX`."""
@@ -413,7 +390,5 @@ def _may_be_odd(times: pyarrow.Table, number: int, lineage: Lineage, rules: Rule
 def rebuild(runs: Sequence[RunRow], bucket: int, times: Mapping[int, Times], end_us: int) -> Archive:
     """The archive as an earlier audit left it, without its damages, which that audit has reported."""
     order = _order(runs, None)
-    lineages = {
-        number: _with_times(lineage, bucket, times.get(number)) for number, lineage in order.lineages.items()
-    }
+    lineages = {number: _with_times(lineage, bucket, times.get(number)) for number, lineage in order.lineages.items()}
     return Archive(tuple(runs), lineages, tuple(order.duplicates), (), bucket, times, end_us)

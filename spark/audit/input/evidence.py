@@ -186,10 +186,7 @@ def name_violations(
 
 
 def _name_finding(
-    it: Finding,
-    names: Names,
-    records: Mapping[Key, HistoryRecord],
-    items: Mapping[tuple[int, int], bytes],
+    it: Finding, names: Names, records: Mapping[Key, HistoryRecord], items: Mapping[tuple[int, int], bytes]
 ) -> tuple[Any, ...]:
     who = names.whos.get(it.who)
     return (
@@ -235,11 +232,7 @@ def _find_item(it: Finding, records: Mapping[Key, HistoryRecord]) -> bytes | Non
 def _tell_evidence(evidence: Evidence, names: Names, records: Mapping[Key, HistoryRecord]) -> str:
     told = []
     for each in evidence:
-        it = {
-            "role": each.role,
-            "name": names.names.get(each.source, str(each.source)),
-            "sequence": each.sequence,
-        }
+        it = {"role": each.role, "name": names.names.get(each.source, str(each.source)), "sequence": each.sequence}
         record = records.get(each[1:])
         told.append(it if record is None else {**it, "record": record.text})
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
@@ -286,10 +279,7 @@ def read_records(
 
 
 def find_records(
-    names: tuple[str, ...],
-    fields: tuple[str, ...],
-    wanted: numpy.ndarray[Any, Any],
-    parts: Iterable[ScanPart],
+    names: tuple[str, ...], fields: tuple[str, ...], wanted: numpy.ndarray[Any, Any], parts: Iterable[ScanPart]
 ) -> Iterator[Told]:
     """A step: ``records`` (`_RECORD`). ``names``: the columns of a source, its number and, of changes, the row;
     ``fields``: the columns of a record. ``wanted``: (n, 3), keys."""
@@ -321,10 +311,7 @@ def _tell(
     for batch in part.read_batches(fields):
         mine = places[(places >= base) & (places < base + batch.num_rows)]
         records = batch.take(pyarrow.array(mine - base)).to_pylist()
-        told += [
-            (*held[place], *_read_record(record))
-            for place, record in zip(mine.tolist(), records, strict=True)
-        ]
+        told += [(*held[place], *_read_record(record)) for place, record in zip(mine.tolist(), records, strict=True)]
         base += batch.num_rows
     yield "records", to_table(told, _RECORD)
 

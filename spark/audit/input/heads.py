@@ -40,9 +40,7 @@ ISLAND: Final = pyarrow.schema(
 TIME: Final = pyarrow.schema(
     [(name, pyarrow.int64()) for name in ("number", "at", "latest_us", "earliest_us", "ahead_us")]
 )
-ODD: Final = pyarrow.schema(
-    [(name, pyarrow.int64()) for name in ("number", "ordinal", "timestamp_us", "by_us")]
-)
+ODD: Final = pyarrow.schema([(name, pyarrow.int64()) for name in ("number", "ordinal", "timestamp_us", "by_us")])
 
 
 class Island(NamedTuple):
@@ -184,9 +182,7 @@ def find_times(firsts: Mapping[int, int], bucket: int, parts: Iterable[ScanPart]
         yield "times", pyarrow.Table.from_arrays(list(map(pyarrow.array, columns)), schema=TIME)
 
 
-def find_odd_times(
-    lineages: Mapping[int, Lineage], clock_wrong_us: int, parts: Iterable[ScanPart]
-) -> Iterator[Told]:
+def find_odd_times(lineages: Mapping[int, Lineage], clock_wrong_us: int, parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step. ``odd`` (`ODD`): commits whose time is far before that of an earlier one, or after their receipt."""
     for heads in _read_heads(parts):
         lineage = lineages[heads.number]

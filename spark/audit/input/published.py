@@ -76,9 +76,7 @@ class PublishedStep:
         columns = {name: published.column(name) for name in STAMP_COLUMNS}
         none = pyarrow.array([[]] * published.num_rows, columns["floors"].type)
         progress, floor = (
-            StampBook.of(
-                encode_stamps(self.lineages, {**columns, "positions": columns[name], "floors": none})[0]
-            )
+            StampBook.of(encode_stamps(self.lineages, {**columns, "positions": columns[name], "floors": none})[0])
             for name in ("positions", "floors")
         )
         # If the lists differ in length, one of them is malformed as a whole.
@@ -116,9 +114,7 @@ class PublishedStep:
             ends = numpy.minimum.accumulate(end[mine][order][::-1])[::-1]
             ordinals = raised[raised[:, 0] == place[1], 1]
             at = numpy.searchsorted(progress[mine][order], ordinals)
-            for ordinal, first in zip(
-                ordinals[at < len(ends)].tolist(), at[at < len(ends)].tolist(), strict=True
-            ):
+            for ordinal, first in zip(ordinals[at < len(ends)].tolist(), at[at < len(ends)].tolist(), strict=True):
                 found.append((*place, ordinal, int(ends[first])))
         return to_table(found, _ACKS)
 
@@ -171,8 +167,7 @@ def read_lives(told: pyarrow.Table | None) -> dict[tuple[int, int], list[Life]]:
     table = _fold_lives(told if told is not None else _LIVES.empty_table())
     if table.num_rows > LIVES_MAX:
         raise FormatError(
-            f"nodes of the cache had more than {LIVES_MAX:,} lives in one history",
-            hint="audit a shorter span",
+            f"nodes of the cache had more than {LIVES_MAX:,} lives in one history", hint="audit a shorter span"
         )
     lives: dict[tuple[int, int], list[Life]] = {}
     for row in sorted(table.to_pylist(), key=lambda row: (row["begin_us"], row["life"])):
@@ -187,15 +182,11 @@ def read_acks(told: pyarrow.Table | None) -> dict[tuple[int, int, int, int], int
     if told is None:
         return {}
     acks = told.group_by([*_PLACE, "ordinal"]).aggregate([("end_us", "min")]).rename_columns(_ACKS.names)
-    return {
-        (row["node"], row["lineage"], row["life"], row["ordinal"]): row["end_us"] for row in acks.to_pylist()
-    }
+    return {(row["node"], row["lineage"], row["life"], row["ordinal"]): row["end_us"] for row in acks.to_pylist()}
 
 
 def read_held(told: pyarrow.Table | None) -> dict[int, tuple[int, int, int]]:
     """By hole: (begin_us, client, sequence) of the first action whose position holds a number of it."""
     if told is None:
         return {}
-    return {
-        row["hole"]: (row["begin_us"], row["client"], row["sequence"]) for row in _fold_held(told).to_pylist()
-    }
+    return {row["hole"]: (row["begin_us"], row["client"], row["sequence"]) for row in _fold_held(told).to_pylist()}

@@ -31,10 +31,7 @@ from spark.folder import Folder, open_folder
 CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()
 ACTIONS: Final = make_schema(history.ACTIONS, "actions", history.ACTIONS_VERSION).remove_metadata()
 ROWS_PER_PART: Final = 250_000
-_FEW_VALUES: Final = (
-    *("client", "action", "outcome", "object", "node"),
-    *("tables", "lineages", "epochs", "lives"),
-)
+_FEW_VALUES: Final = (*("client", "action", "outcome", "object", "node"), *("tables", "lineages", "epochs", "lives"))
 ROWS_PER_BATCH_MAX: Final = 131_072
 ROWS_PER_BATCH_MIN: Final = 50_000
 """Smaller pieces of a part become one."""
@@ -194,9 +191,7 @@ def _read_footers(
     return footers
 
 
-def _open_recording(
-    folder: Folder, footers: Sequence[Footer], kind: str, schema: pyarrow.Schema
-) -> RecordedFiles:
+def _open_recording(folder: Folder, footers: Sequence[Footer], kind: str, schema: pyarrow.Schema) -> RecordedFiles:
     if not footers:
         raise ConfigError(
             f"no file in {folder.name} is of the time from --from to --to", hint=f"expected recorded {kind}"
@@ -227,9 +222,7 @@ def drop_merged(files: Sequence[str]) -> list[str]:
     return [file for file in files if Path(file) not in merged]
 
 
-def make_parts(
-    folder: Folder, files: Mapping[str, Sequence[int]], schema: pyarrow.Schema
-) -> Iterator[RowPart]:
+def make_parts(folder: Folder, files: Mapping[str, Sequence[int]], schema: pyarrow.Schema) -> Iterator[RowPart]:
     """Parts of about `ROWS_PER_PART`. ``files``: by path, the rows of each row group."""
     held: list[FileRows] = []
     count = 0
@@ -273,9 +266,7 @@ class _FooterCheck:
         try:
             footer = parquet.read_metadata(path, filesystem=filesystem)
         except FileNotFoundError:
-            return Footer(
-                path, f"{path} is not there for the process that reads it: is it mounted on all machines?"
-            )
+            return Footer(path, f"{path} is not there for the process that reads it: is it mounted on all machines?")
         except (pyarrow.ArrowException, OSError) as error:
             return Footer(path, f"{path} is no whole Parquet file: {error}")
         problem = self._find_problem(path, footer)

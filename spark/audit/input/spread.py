@@ -163,10 +163,7 @@ def _divide_hot(item: HotItem, table: pyarrow.Table) -> Iterator[Told]:
     copies = numpy.array(item.copies, numpy.int64)[segment]
     is_hit = columns["kind"][row] == HIT
     counts = numpy.where(is_hit, 1, copies)
-    at, copy = (
-        numpy.repeat(numpy.arange(len(row)), counts),
-        spread(numpy.zeros(len(row), numpy.int64), counts),
-    )
+    at, copy = (numpy.repeat(numpy.arange(len(row)), counts), spread(numpy.zeros(len(row), numpy.int64), counts))
     chosen = mix(columns["client"][row], columns["sequence"][row]) % copies.astype(numpy.uint64)
     copy = numpy.where(is_hit[at], chosen.astype(numpy.int64)[at], copy)
     is_context = ~is_first[at] | (~is_hit[at] & (copy > 0))
@@ -232,11 +229,7 @@ class SampleStep:
 
 
 def find_hot(
-    engine: Engine,
-    scans: Sequence[PlannedScan],
-    lineages: Mapping[int, Lineage],
-    pieces: int,
-    hot_rows: int,
+    engine: Engine, scans: Sequence[PlannedScan], lineages: Mapping[int, Lineage], pieces: int, hot_rows: int
 ) -> Spread:
     """How the rows that ``scans`` make are spread. ``lineages``: lineages by number. ``hot_rows``: number of rows
     from which on an item is hot."""

@@ -62,9 +62,7 @@ class Window(NamedTuple):
         chosen = clients.pop(SEVERAL, [])
         for its in clients.values():
             its.sort(key=lambda file: (file.sequence, file.path))
-            needed = [
-                at for at, it in enumerate(its) if self.since_us <= it.last_us and it.first_us <= self.to_us
-            ]
+            needed = [at for at, it in enumerate(its) if self.since_us <= it.last_us and it.first_us <= self.to_us]
             if needed:
                 chosen += its[needed[0] : needed[-1] + 1]
         return sorted(chosen, key=lambda file: file.path)

@@ -185,6 +185,4 @@ def find_unknown(stamps: Sequence[PlacedStamp]) -> str:
     """Why these positions cannot be judged; "" if they can."""
     if not stamps:
         return verdict.NO_POSITION
-    return next(
-        (explain_flags(stamp.place.flags) for stamp in stamps if stamp.place.flags & UNKNOWN_FLAGS), ""
-    )
+    return next((explain_flags(stamp.place.flags) for stamp in stamps if stamp.place.flags & UNKNOWN_FLAGS), "")

@@ -221,9 +221,7 @@ class ItemReplay:
         elif is_dead:
             evidence = (span.reference("hit"),)
             longest_us = max(0, span.last_us - standing.dead_after_us)
-            self._findings.add(
-                verdict.DEAD_LIFE_HIT, "F7", entry, span, evidence, 0, (span.client,), longest_us
-            )
+            self._findings.add(verdict.DEAD_LIFE_HIT, "F7", entry, span, evidence, 0, (span.client,), longest_us)
         if is_wrong or is_stale or is_dead:
             other = standing.acked_by if is_stale and not is_wrong else 0
             counts = [0] * slices.count
@@ -265,9 +263,7 @@ class ItemReplay:
         evidence = (*standing.evidence, span.reference("hit"))
         clients = (span.client, standing.acked_by) if standing.acked_by else (span.client,)
         longest_us = max(0, span.last_us - standing.stale_after_us + self._rules.clock_error_us)
-        self._findings.add(
-            verdict.STALE_HIT, failure, entry, span, evidence, standing.lineage, clients, longest_us
-        )
+        self._findings.add(verdict.STALE_HIT, failure, entry, span, evidence, standing.lineage, clients, longest_us)
 
     def _check_clock(self, span: ActionSpan, committed_us: int) -> None:
         """Nobody holds a position before its last transaction was committed, and nothing ends before it begins."""
@@ -368,9 +364,7 @@ class ChangeJudge:
             span = ActionSpan(0, 0, committed_us, committed_us)
             evidence = (Reference("change", lineage, ordinal, log.rows[at]),)
             late_us = facts.rules.as_of_us - committed_us
-            self._findings.add(
-                verdict.MISSED_INVALIDATION, "F14", entry, span, evidence, lineage, (), late_us
-            )
+            self._findings.add(verdict.MISSED_INVALIDATION, "F14", entry, span, evidence, lineage, (), late_us)
         elif any(ordinal <= life.floor for _, life in lives):
             tally.counts["changes below a floor"] += 1
         elif not lives:

@@ -78,9 +78,7 @@ _EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
 _BUCKETS: Final = len(_EDGES) + 1
 
 
-def judge(
-    table: pyarrow.Table, rules: Rules, known: Knowledge, tally: Tally
-) -> Iterator[Finding | PendingChange]:
+def judge(table: pyarrow.Table, rules: Rules, known: Knowledge, tally: Tally) -> Iterator[Finding | PendingChange]:
     """Judge all rows (`REPLAY`) of some items, in any order, and add to the tally. Raises `FormatError` for an item
     with too many changes."""
     if not table.num_rows:
@@ -183,9 +181,7 @@ class Piece:
         changes = self.changes
         for at in pending.tolist():
             row = changes.rows[changes.row_starts[at]]
-            yield PendingChange(
-                int(h1[row]), int(h2[row]), int(changes.lineage[at]), int(changes.ordinal[at])
-            )
+            yield PendingChange(int(h1[row]), int(h2[row]), int(changes.lineage[at]), int(changes.ordinal[at]))
 
     # -- tests --------------------------------------------------------------------------------------------
 
@@ -262,12 +258,7 @@ class Piece:
             self._tally.unknown[who, verdict.NOT_FILLED_LOST] += count
 
     def _trace(
-        self,
-        actions: Actions,
-        committed_us: Integers,
-        fill: Integers,
-        is_there: Booleans,
-        is_same: Booleans,
+        self, actions: Actions, committed_us: Integers, fill: Integers, is_there: Booleans, is_same: Booleans
     ) -> Integers:
         """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``, ``is_same``: result of
         `find_fills`."""
@@ -353,8 +344,7 @@ class Piece:
         each_slice = numpy.clip((begin_us - slices.begin_us) // slices.width_us, 0, slices.count - 1)
         groups: dict[tuple[str, ...], int] = {}
         group = numpy.array(
-            [groups.setdefault(self._known.tables_of(each), len(groups)) for each in whos.tolist()],
-            numpy.int64,
+            [groups.setdefault(self._known.tables_of(each), len(groups)) for each in whos.tolist()], numpy.int64
         )
         size = slices.count * _BUCKETS
         table = count_rows(group[number], len(groups), each_slice * _BUCKETS + bucket, size)
@@ -376,9 +366,7 @@ class Piece:
         hottest = numpy.lexsort((h2, h1, hits))[-HOT_ITEMS:]
         for item in hottest[hits[hottest] > 0].tolist():
             mine = numpy.flatnonzero(self.told_hits.item == item)
-            sequence, client, begin_us = (
-                self.told_hits[name][mine] for name in ("sequence", "client", "begin_us")
-            )
+            sequence, client, begin_us = (self.told_hits[name][mine] for name in ("sequence", "client", "begin_us"))
             first = numpy.lexsort((sequence, client, begin_us))[0]
             reference = int(client[first]), int(sequence[first])
             self._tally.add_hot(int(hits[item]), int(h1[item]), int(h2[item]), *reference)
@@ -396,10 +384,7 @@ class Piece:
         self._witnesses.append(placed.ack_row[stamp][is_acked])
         self._change_witnesses[placed.ack_change[stamp][is_acked]] = True
         whole = with_log[actions.row[stamp]]
-        for at, is_there in (
-            (found.at[stamp], found.lacks[stamp]),
-            (found.before[stamp], found.holds[stamp]),
-        ):
+        for at, is_there in ((found.at[stamp], found.lacks[stamp]), (found.before[stamp], found.holds[stamp])):
             self._change_witnesses[at[is_there]] = True
             log = changes.log[at]
             # A log has rows where any of its changes is one.

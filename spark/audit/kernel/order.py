@@ -12,16 +12,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from spark.audit.kernel.arrays import (
-    Actions,
-    Booleans,
-    Integers,
-    NumberColumns,
-    mix,
-    search,
-    sort_by,
-    spread,
-)
+from spark.audit.kernel.arrays import Actions, Booleans, Integers, NumberColumns, mix, search, sort_by, spread
 from spark.audit.model.finding import Knowledge
 from spark.audit.model.hashing import find_distinct
 from spark.audit.model.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
@@ -101,9 +92,7 @@ class Changes:
         last = numpy.maximum.reduceat(places, firsts) if len(firsts) else firsts
         self.after = after[order[numpy.where(last >= 0, last, firsts)]]
         self.is_row = last >= 0
-        rows_of = (
-            numpy.add.reduceat(self.is_row.astype(numpy.int64), self.log_starts) if len(first) else first
-        )
+        rows_of = numpy.add.reduceat(self.is_row.astype(numpy.int64), self.log_starts) if len(first) else first
         self.log_has_rows = rows_of > 0
         self.log_is_rows = rows_of == numpy.diff(numpy.append(self.log_starts, len(first)))
 
@@ -215,9 +204,7 @@ def read_told(invalidations: Actions, changes: Changes) -> Acknowledged:
     # A prefix that ends at the first change of a log covers nothing else: it is one among others of its group.
     beyond = ~is_single & (change > changes.log_starts[log])
     is_wide = ~is_single & numpy.isin(group, group[beyond])
-    return Acknowledged(
-        change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide, is_single
-    )
+    return Acknowledged(change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide, is_single)
 
 
 class AckOrder:

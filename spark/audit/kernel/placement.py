@@ -247,19 +247,11 @@ class _Searched:
 
 
 def _place_plain(
-    lineage: Lineage,
-    end: int,
-    pieces: Pieces,
-    prefix: Integers,
-    extra: Integers,
-    flags: Integers,
-    is_odd: Booleans,
+    lineage: Lineage, end: int, pieces: Pieces, prefix: Integers, extra: Integers, flags: Integers, is_odd: Booleans
 ) -> None:
     """Place what is plain, and mark as odd what holds more than one transaction beyond its prefix."""
     count = len(prefix)
-    chains = [
-        (source, _Searched(chain)) for source, of_source in lineage.chains.items() for chain in of_source
-    ]
+    chains = [(source, _Searched(chain)) for source, of_source in lineage.chains.items() for chain in of_source]
     held: list[tuple[_Searched, Integers, Integers]] = []
     missing = numpy.full(count, _NONE, numpy.int64)
     has_known, is_beyond = numpy.zeros(count, numpy.bool_), numpy.zeros(count, numpy.bool_)
@@ -347,8 +339,7 @@ def _read_lives(lives: pyarrow.Array) -> Integers:
     """As `int.from_bytes`, signed. `NOTHING` for none."""
     distinct = lives.fill_null(b"").dictionary_encode()
     numbers = [
-        int.from_bytes(life, "big", signed=True) if life else NOTHING
-        for life in distinct.dictionary.to_pylist()
+        int.from_bytes(life, "big", signed=True) if life else NOTHING for life in distinct.dictionary.to_pylist()
     ]
     found: Integers = numpy.array(numbers, numpy.int64)[distinct.indices.to_numpy()]
     return found
@@ -432,9 +423,7 @@ def find_lacking(flavor: str, positions: pyarrow.ChunkedArray, floors: pyarrow.C
         if flavor == "mysql":
             has = (pieces.first[held] <= pieces.first[piece]) & (pieces.last[held] >= pieces.last[piece])
         else:
-            is_same = (pieces.last[held] == pieces.last[piece]) & (
-                pieces.server[held] == pieces.server[piece]
-            )
+            is_same = (pieces.last[held] == pieces.last[piece]) & (pieces.server[held] == pieces.server[piece])
             has = (pieces.last[held] > pieces.last[piece]) | is_same
         lacking[pair[~(is_there & has)]] = True
     texts = position.dictionary.to_pylist(), floor.dictionary.to_pylist()

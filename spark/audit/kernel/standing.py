@@ -161,11 +161,7 @@ def compare(actions: Actions, placed: Placed, changes: Changes) -> tuple[Integer
 
 def find_ends(actions: Actions, known: Knowledge, rules: Rules) -> Integers:
     """For each stamp: when nobody may serve from its life any more."""
-    names = (
-        actions["node"][actions.row],
-        actions.of_stamps("lineage"),
-        actions.of_stamps("life"),
-    )
+    names = (actions["node"][actions.row], actions.of_stamps("lineage"), actions.of_stamps("life"))
     code, _ = number_values(mix(*names))
     firsts = find_firsts(code)
     ends = numpy.full(len(firsts), NEVER, numpy.int64)

@@ -15,16 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from spark.audit.model.timeline import ALWAYS, Lineage
 
-STALENESS_EDGES_US: Final = (
-    0,
-    10_000,
-    100_000,
-    1_000_000,
-    10_000_000,
-    60_000_000,
-    300_000_000,
-    3_600_000_000,
-)
+STALENESS_EDGES_US: Final = (0, 10_000, 100_000, 1_000_000, 10_000_000, 60_000_000, 300_000_000, 3_600_000_000)
 """Hits are counted by staleness: up to each of these, and beyond the last."""
 HOT_ITEMS: Final = 20
 
@@ -91,9 +82,7 @@ class Slices:
         """At most `SLICES_MAX` slices and one more, of a round width, at round times (UTC)."""
         room_us = max(1, end_us - begin_us) / SLICES_MAX
         day_us = SLICE_WIDTHS_US[-1]
-        width_us = next(
-            (each for each in SLICE_WIDTHS_US if each >= room_us), ceil(room_us / day_us) * day_us
-        )
+        width_us = next((each for each in SLICE_WIDTHS_US if each >= room_us), ceil(room_us / day_us) * day_us)
         first = begin_us // width_us
         return cls(first * width_us, width_us, max(0, end_us // width_us - first) + 1)
 
@@ -159,9 +148,7 @@ class Finding:
     longest_us: int
     evidence: Evidence
 
-    def add(
-        self, count: int, first_us: int, last_us: int, longest_us: int, evidence: Evidence, who: int
-    ) -> None:
+    def add(self, count: int, first_us: int, last_us: int, longest_us: int, evidence: Evidence, who: int) -> None:
         """Add more violations by this cause. The earliest one is the evidence."""
         self.count += count
         self.last_us = max(self.last_us, last_us)
@@ -224,9 +211,7 @@ class Tally:
             held = self.hits[who] = [0] * (len(STALENESS_EDGES_US) + 1)
         return held
 
-    def count_hit(
-        self, who: int, tables: Sequence[str], slices: Slices, at_us: int, staleness_us: int
-    ) -> None:
+    def count_hit(self, who: int, tables: Sequence[str], slices: Slices, at_us: int, staleness_us: int) -> None:
         bucket, buckets = bisect_left(STALENESS_EDGES_US, staleness_us), len(STALENESS_EDGES_US) + 1
         self.staleness(who)[bucket] += 1
         self.staleness_by_slice(tables, slices.count * buckets)[slices.find(at_us) * buckets + bucket] += 1

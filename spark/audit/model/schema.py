@@ -67,9 +67,7 @@ TALLY: Final = pyarrow.schema(
         _list("unknown", *_longs("who"), pyarrow.field("why", _TEXT), *_longs("count")),
         _list("counts", pyarrow.field("name", _TEXT), *_longs("count")),
         ("delays", pyarrow.list_(_LONG)),
-        _list(
-            "hot", *_longs("hits", "h1"), pyarrow.field("h2", pyarrow.int32()), *_longs("client", "sequence")
-        ),
+        _list("hot", *_longs("hits", "h1"), pyarrow.field("h2", pyarrow.int32()), *_longs("client", "sequence")),
     ]
 )
 """The counts of one piece: `spark.audit.model.finding.TallyRow`."""

@@ -153,9 +153,7 @@ class Lineage:
         if not any(source in self.chains for source in intervals):
             return Place(0, (), NO_ARCHIVE)
         chains = [
-            (chain, self._of(source, chain, intervals))
-            for source, them in self.chains.items()
-            for chain in them
+            (chain, self._of(source, chain, intervals)) for source, them in self.chains.items() for chain in them
         ]
         missing = [chain.find_missing(held) for chain, held in chains]
         first_missing = min((at for at in missing if at is not None), default=self.last + 1)

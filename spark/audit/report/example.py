@@ -60,9 +60,7 @@ def show_example(example: Mapping[str, Any], *, is_open: bool) -> str:
             f"<details{' open' if is_open else ''}><summary>{escape(' · '.join(filter(None, parts)))} ",
             f"<span class=soft>{times}</span></summary>",
             f"<p><b>{escape(describe(example))}</b> ",
-            f'<span class="soft">{escape(example["failure"])}: {escape(failure)}.</span></p>'
-            if failure
-            else "</p>",
+            f'<span class="soft">{escape(example["failure"])}: {escape(failure)}.</span></p>' if failure else "</p>",
             draw_timeline(example),
             _list_evidence(example["evidence"]),
             f"<details><summary>the records</summary><pre>{escape(records)}</pre></details></details>",

@@ -24,9 +24,7 @@ def format_seconds(seconds: float) -> str:
     """A duration in the unit that suits it."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
-    size, unit = next(
-        each for each in _UNITS if seconds >= 2 * each[0] or seconds % each[0] == 0 or each[0] == 1
-    )
+    size, unit = next(each for each in _UNITS if seconds >= 2 * each[0] or seconds % each[0] == 0 or each[0] == 1)
     return f"{round(seconds / size, 1):,g} {unit}"
 
 
@@ -43,10 +41,7 @@ def format_moment(at_us: int, day: str) -> str:
 
 
 def format_table(
-    titles: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    numbers: Sequence[int] = (),
-    short: Sequence[int] = (),
+    titles: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = (), short: Sequence[int] = ()
 ) -> str:
     """``numbers``: columns to the right; ``short``: columns whose words stay together."""
 

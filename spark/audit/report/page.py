@@ -158,10 +158,7 @@ def _tiles(summary: Summary) -> str:
         (f"{sum(summary.staleness):,}", "hits judged"),
         (f"{summary.counts.get('fills', 0):,}", "fills judged"),
         (f"{audited.share:.2%}", f"of {audited.of:,} changed items recorded"),
-        (
-            f"{poisoned.count:,}",
-            f"of {poisoned.of:,} items with poison: at most {poisoned.high:.3%} of all (95 %)",
-        ),
+        (f"{poisoned.count:,}", f"of {poisoned.of:,} items with poison: at most {poisoned.high:.3%} of all (95 %)"),
         (f"{summary.counts.get('changes invalidated late', 0):,}", "invalidations late, but not lost"),
     ]
     return (

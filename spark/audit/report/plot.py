@@ -116,9 +116,7 @@ def plot_nines(dimension: str, nines: Sequence[Nines]) -> str:
     for nine in range(_NINES_MAX + 1):
         x = left + room - nine / _NINES_MAX * room
         parts.append(draw_line(x, 16, x, height))
-        parts.append(
-            draw_text(x, 11, f"{100 / 10**nine:.{max(0, nine - 2)}f} %", kind="soft", anchor="middle")
-        )
+        parts.append(draw_text(x, 11, f"{100 / 10**nine:.{max(0, nine - 2)}f} %", kind="soft", anchor="middle"))
     y = 20
     for each in groups:
         name = each.name or "all hits"

@@ -237,9 +237,7 @@ def _groups(who: Who | None) -> list[tuple[str, str]]:
 def _within(histogram: Sequence[int]) -> dict[str, Share]:
     total = sum(histogram)
     return {
-        str(seconds): Share.of_counts(
-            sum(histogram[: STALENESS_EDGES_US.index(seconds * 1_000_000) + 1]), total
-        )
+        str(seconds): Share.of_counts(sum(histogram[: STALENESS_EDGES_US.index(seconds * 1_000_000) + 1]), total)
         for seconds in WITHIN_SECONDS
     }
 
@@ -259,9 +257,7 @@ def find_poison(tally: Tally, names: Names, wrong_clocks: Collection[int]) -> li
     ]
 
 
-def count_over_time(
-    tally: Tally, poison: Iterable[tuple[Who, PoisonedHits]], slices: Slices
-) -> list[HitsOverTime]:
+def count_over_time(tally: Tally, poison: Iterable[tuple[Who, PoisonedHits]], slices: Slices) -> list[HitsOverTime]:
     """All hits, then the `TABLES_OVER_TIME_MAX` worst tables: those with the most poison, then those with the
     smallest share of fresh hits. Empty for one slice. A hit counts for each of its tables."""
     if slices.count == 1:
@@ -316,11 +312,7 @@ def _count(violations: Iterable[Mapping[str, Any]]) -> list[ViolationCount]:
     order = list(verdict.KIND_BY_NAME)
     found = [
         ViolationCount(
-            kind,
-            failure,
-            len(its),
-            sum(each["count"] for each in its),
-            max(each["longest_us"] for each in its) / 1e6,
+            kind, failure, len(its), sum(each["count"] for each in its), max(each["longest_us"] for each in its) / 1e6
         )
         for (kind, failure), its in groups.items()
     ]
@@ -370,9 +362,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         for title in ("kind", "failure mode", "entries", "actions", "longest"):
             found.add_column(title)
         for it in summary.found:
-            found.add_row(
-                it.kind, it.failure, f"{it.entries:,}", f"{it.actions:,}", f"{it.longest_seconds:,.1f} s"
-            )
+            found.add_row(it.kind, it.failure, f"{it.entries:,}", f"{it.actions:,}", f"{it.longest_seconds:,.1f} s")
         console.print(found)
     for why, count in summary.unknown.items():
         console.print(f"not known: {count:,} × {why}")

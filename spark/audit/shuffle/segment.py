@@ -117,9 +117,7 @@ class Context:
         return [each for each in findings if (each.h1, each.h2) not in keys] + merged
 
 
-def find_context(
-    shuffled: Shuffled, spread: Spread, rules: Rules, known: Knowledge, rows_max: int
-) -> Context:
+def find_context(shuffled: Shuffled, spread: Spread, rules: Rules, known: Knowledge, rows_max: int) -> Context:
     """The context of the pieces of hot items. ``rows_max``: most rows of an answer."""
     nothing = Context(spread, _TOLD.empty_table(), frozenset())
     if not spread.items:

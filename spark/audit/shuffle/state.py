@@ -100,9 +100,7 @@ def keep_rows(table: pyarrow.Table, pending: pyarrow.Table, as_of_us: int, carry
     is_change, is_hit = kind == CHANGE, kind == HIT
     is_open = numpy.where(is_change, _find_waiting(columns, pending), begin_us > as_of_us)
     is_old = ~is_open & (is_hit | (begin_us <= since_us))
-    flags = pyarrow.array(
-        numpy.where(is_open, columns["flags"], columns["flags"] | JUDGED).astype(numpy.int32)
-    )
+    flags = pyarrow.array(numpy.where(is_open, columns["flags"], columns["flags"] | JUDGED).astype(numpy.int32))
     marked = table.set_column(table.schema.get_field_index("flags"), "flags", flags)
     old = marked.filter(pyarrow.array(is_old))
     return KeptRows(marked.filter(pyarrow.array(~is_old)), choose_newest(old))
@@ -162,9 +160,7 @@ class KeepStep:
             yield "files", pyarrow.Table.from_arrays([[path], [rows.num_rows]], schema=_FILE)
 
 
-def find_items(
-    column: str, pending: pyarrow.Table, as_of_us: int, parts: Iterable[ScanPart]
-) -> Iterator[Told]:
+def find_items(column: str, pending: pyarrow.Table, as_of_us: int, parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step: ``items`` (`ITEM`) of what is pending, and of actions that are judged next time."""
     wanted = pending.column("h1").to_numpy()
     for batch in read_parts(parts, [column, *(["end_us"] if column == "item" else [])]):
@@ -176,11 +172,7 @@ def find_items(
             items = items.flatten().unique()
         h1, h2 = hash_items(items)
         chosen = numpy.isin(h1, wanted) if column == "items" else numpy.ones(len(h1), numpy.bool_)
-        columns = (
-            pyarrow.array(h1[chosen]),
-            pyarrow.array(h2[chosen]),
-            items.filter(pyarrow.array(chosen)),
-        )
+        columns = (pyarrow.array(h1[chosen]), pyarrow.array(h2[chosen]), items.filter(pyarrow.array(chosen)))
         yield "items", pyarrow.Table.from_arrays(list(columns), schema=ITEM)
 
 
@@ -324,9 +316,7 @@ def _parse(texts: Iterable[str]) -> Kept:
         else:
             parts[what] = contents
     as_of_us, bucket, end_us = parts["span"]
-    runs = [
-        RunRow(name, number, flavor, epoch, Run(*run)) for name, number, flavor, epoch, run in parts["runs"]
-    ]
+    runs = [RunRow(name, number, flavor, epoch, Run(*run)) for name, number, flavor, epoch, run in parts["runs"]]
     archive = rebuild(runs, bucket, times, end_us)
     known = Knowledge(
         lineages=archive.lineages,

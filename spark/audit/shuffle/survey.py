@@ -188,6 +188,4 @@ def _merge_lives(
             held = merged.setdefault(place, {})
             for life in of_place:
                 held[life.life] = life.join(held.get(life.life, life))
-    return {
-        place: sorted(held.values(), key=lambda life: life.first_begin_us) for place, held in merged.items()
-    }
+    return {place: sorted(held.values(), key=lambda life: life.first_begin_us) for place, held in merged.items()}

@@ -47,15 +47,11 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     """The queries of loaders, each of which lets the loop go on."""
     running = Running()
     monkeypatch.setattr(LoaderConnection, "_run", running.run)
-    monkeypatch.setattr(
-        ShardDatabase, "snapshot", lambda _, load, *__: (load(LoaderConnection(network=LOOP)), None)
-    )
+    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(LoaderConnection(network=LOOP)), None))
     return running
 
 
-async def open_cache(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = CONFIG, **options: Any
-) -> AsyncCache:
+async def open_cache(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = CONFIG, **options: Any) -> AsyncCache:
     """Of a database in which no customer exists."""
     column = (KeyColumn("id", ColumnKind.INTEGER),)
 
@@ -117,9 +113,7 @@ def test_queries_that_a_loader_starts_side_by_side_run_one_after_the_other(
     assert running.most == 1
 
 
-def test_more_reads_than_connections_wait_for_one_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_reads_than_connections_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if a loader reads through the cache, or reads are cancelled."""
     running = Running()
 

@@ -245,12 +245,8 @@ def test_only_the_records_of_shards_that_serve_are_fetched(
     """A keyspace amid a split: the new shards are followed by invalidators and have no say in reads yet."""
     schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
     monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
-    shard = (
-        '[[keyspaces.shop.shards]]\nname = "{}"\nprimary = "mysql://app@127.0.0.1:{}/shop"\nserving = {}\n'
-    )
-    shards = "".join(
-        shard.format(*each) for each in [("-", 1, "true"), ("-80", 2, "false"), ("80-", 3, "false")]
-    )
+    shard = '[[keyspaces.shop.shards]]\nname = "{}"\nprimary = "mysql://app@127.0.0.1:{}/shop"\nserving = {}\n'
+    shards = "".join(shard.format(*each) for each in [("-", 1, "true"), ("-80", 2, "false"), ("80-", 3, "false")])
     sharding = 'sharding = { column = "id", function = "numeric" }\n'
     start, end = CONFIG.index("[[keyspaces"), CONFIG.index("[objects")
     path = tmp_path / "freshness.toml"
@@ -501,9 +497,7 @@ def test_a_schema_is_read_from_the_first_shard_that_answers(
 
     monkeypatch.setattr(ShardDatabase, "run", run)
     path = tmp_path / "freshness.toml"
-    text = CONFIG.replace(
-        'flavor = "mysql"\n', 'flavor = "mysql"\nsharding = { column = "id", function = "hash" }\n'
-    )
+    text = CONFIG.replace('flavor = "mysql"\n', 'flavor = "mysql"\nsharding = { column = "id", function = "hash" }\n')
     one = '[[keyspaces.shop.shards]]\nprimary = "mysql://app@127.0.0.1:1/shop"\n'
     two = "".join(
         one.replace("primary", f'name = "{name}"\nprimary').replace(":1/", f":{port}/")

@@ -76,9 +76,7 @@ def path(tmp_path: Path) -> Path:
         ("", True, True),
     ],
 )
-def test_a_statement_writes_unless_it_surely_reads(
-    sql: str, writes: bool, writes_in_transaction: bool
-) -> None:
+def test_a_statement_writes_unless_it_surely_reads(sql: str, writes: bool, writes_in_transaction: bool) -> None:
     assert may_write(sql, in_transaction=False) is writes
     assert may_write(sql, in_transaction=True) is writes_in_transaction
 
@@ -86,9 +84,7 @@ def test_a_statement_writes_unless_it_surely_reads(
 def test_the_setting_is_a_path_or_a_mapping(path: Path) -> None:
     assert read_options(path).config.path == path
     assert read_options(str(path)).token_seconds == 60
-    options = read_options(
-        {"CONFIG": path, "COOKIE_NAME": "c", "TOKEN_SECONDS": 5, "ON_READ": "builtins.print"}
-    )
+    options = read_options({"CONFIG": path, "COOKIE_NAME": "c", "TOKEN_SECONDS": 5, "ON_READ": "builtins.print"})
     assert (options.cookie_name, options.token_seconds, options.on_read) == ("c", 5.0, print)
 
 
@@ -116,9 +112,7 @@ def test_a_wrong_setting_is_refused(path: Path, given: dict[str, object] | None,
 def test_databases_are_found_by_host_port_and_name(path: Path) -> None:
     config = load_config(path)
     default = {"HOST": "localhost", "PORT": "", "NAME": "shop"}
-    places = find_places(
-        config, {"default": default, "other": {"HOST": "db2", "PORT": "3307", "NAME": "shop"}}
-    )
+    places = find_places(config, {"default": default, "other": {"HOST": "db2", "PORT": "3307", "NAME": "shop"}})
     assert places.primaries == {"shop": ("default",)}
     found = places.find(default)
     assert found is not None
@@ -148,9 +142,7 @@ django.setup()
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
-    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +284,7 @@ class Thing(models.Model):
 @pytest.mark.parametrize(
     ("models", "package", "message"),
     [
-        (
-            (),
-            PACKAGE,
-            "shop.Thing is read from the database: shop_thing is in the file, so derive its manager",
-        ),
+        ((), PACKAGE, "shop.Thing is read from the database: shop_thing is in the file, so derive its manager"),
         (
             ("shop.Thing",),
             PACKAGE,
@@ -308,11 +296,7 @@ class Thing(models.Model):
             PACKAGE.replace("    pass", "    def get(self, *args, **kwargs):\n        return 5"),
             "shop.Thing.others cannot read the cache: ThingQuerySet has a method get of its own",
         ),
-        (
-            ("shop.Other",),
-            PACKAGE,
-            "FRESHNESS['MODELS'] has 'shop.Other': App 'shop' doesn't have a 'Other' model",
-        ),
+        (("shop.Other",), PACKAGE, "FRESHNESS['MODELS'] has 'shop.Other': App 'shop' doesn't have a 'Other' model"),
         (("Thing",), PACKAGE, "FRESHNESS['MODELS'] has 'Thing'"),
     ],
 )

@@ -216,9 +216,7 @@ def test_reads_by_key(session: Session) -> None:
     assert session.execute(BY_KEY).scalars().all() == ["cache"]
     assert session.scalars(select(Customer.name).where(Customer.id.in_([1, 2, 9]))).all() == ["cache"] * 2
     assert session.scalars(select(Customer.name).where(Customer.id.in_([]))).all() == []
-    assert session.scalars(select(Customer.__table__.c.name).where(Customer.__table__.c.id == 2)).all() == [
-        "cache"
-    ]
+    assert session.scalars(select(Customer.__table__.c.name).where(Customer.__table__.c.id == 2)).all() == ["cache"]
 
 
 class Doubled(sa.TypeDecorator[int]):
@@ -477,9 +475,7 @@ def test_a_connection_that_was_open_before(shop: Shop) -> None:
                 assert shop.reads.commit_token(session) is None
 
 
-def test_without_a_token_the_database_is_read(
-    shop: Shop, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_token_the_database_is_read(shop: Shop, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise SourceUnavailable("nobody tells the epoch")
 

@@ -52,10 +52,7 @@ def open_profile(shop: Shop) -> CachedSelect:
 
 def test_options_of_a_session_lock_its_rows_or_choose_a_schema(shop: Shop) -> None:
     profile = open_profile(shop)
-    options: list[dict[str, Any]] = [
-        {"isolation_level": "SERIALIZABLE"},
-        {"schema_translate_map": {None: "main"}},
-    ]
+    options: list[dict[str, Any]] = [{"isolation_level": "SERIALIZABLE"}, {"schema_translate_map": {None: "main"}}]
     for each in options:
         with shop.sessions(execution_options=each) as session:
             assert session.scalar(BY_KEY) == "database"

@@ -377,9 +377,7 @@ def test_the_bug_of_the_loop_is_caught(tmp_path: Path) -> None:
     assert "2 passed" in run_pytest(tmp_path)
 
 
-def test_applications_that_open_the_cache_themselves(
-    system: FakeSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_applications_that_open_the_cache_themselves(system: FakeSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(name in PAGE.read_text() for name in ("monkeypatch.setattr(AsyncCache,", "setattr(Cache,"))
     for line in re.findall(r"`(monkeypatch\.setattr\([^`]*\))`", PAGE.read_text()):
         exec(line, {"monkeypatch": monkeypatch, "system": system, "AsyncCache": AsyncCache, "Cache": Cache})
@@ -398,11 +396,7 @@ def run_pytest(folder: Path) -> str:
     # The plugins that the page names; loading all others that are installed takes seconds.
     named = ["-p", plugin.__name__, "-p", "anyio.pytest_plugin", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "-q", *named]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{CHECKOUT}:{folder}",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{folder}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
     ).stdout

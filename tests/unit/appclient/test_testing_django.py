@@ -48,11 +48,7 @@ def write_project(folder: Path, prices: str) -> None:
 
 
 def run_django(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{CHECKOUT}:{folder}",
-        "DJANGO_SETTINGS_MODULE": "project.settings",
-    }
+    environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{folder}", "DJANGO_SETTINGS_MODULE": "project.settings"}
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,

@@ -165,9 +165,7 @@ def test_progress_counts_from_when_it_was_seen_also_before_the_position_of_the_c
     meter, ledger = progress_ledger()
     for position, at in (("0-1-4", 1.0), ("0-1-5", 1.001), ("0-1-9", 1.010)):
         ledger.reported(FIRST, "aa", position, at)
-    ledger.committed(
-        written({ROW_7: 2}, committed_at=1.0), parse_position("mariadb", "0-1-5"), frozenset({FIRST})
-    )
+    ledger.committed(written({ROW_7: 2}, committed_at=1.0), parse_position("mariadb", "0-1-5"), frozenset({FIRST}))
     assert meter.lags_ms == [pytest.approx(1.0)]
 
 
@@ -262,15 +260,9 @@ def test_the_json_has_the_promised_names() -> None:
     assert {"flavor", "seconds", "strategies"} <= set(answer)
     assert tuple(answer["strategies"]) == STRATEGIES
     for strategy in answer["strategies"].values():
-        assert {
-            "reads",
-            "hit_rate",
-            "stale_reads",
-            "poisoned",
-            "database_reads",
-            "lag_p50_ms",
-            "lag_p99_ms",
-        } <= set(strategy)
+        assert {"reads", "hit_rate", "stale_reads", "poisoned", "database_reads", "lag_p50_ms", "lag_p99_ms"} <= set(
+            strategy
+        )
     ours = answer["strategies"][EVENT_TOKENS]
     assert (ours["hit_rate"], ours["database_reads"], ours["poisoned"]) == (0.6, 40, 0)
     assert answer["strategies"][DELETE_AFTER_WRITE]["poisoned"] == 2
@@ -302,8 +294,7 @@ def test_a_broken_promise_comes_with_evidence() -> None:
     assert accuse(result_with()) == []
     assert accuse(
         result_with(
-            ours_poisoned=(Poisoned(PROFILE_7, ORDER_700, 0, 2),),
-            ours_stale=(StaleHit(CUSTOMER_7, ROW_7, 1, 2),),
+            ours_poisoned=(Poisoned(PROFILE_7, ORDER_700, 0, 2),), ours_stale=(StaleHit(CUSTOMER_7, ROW_7, 1, 2),)
         )
     ) == [
         "poisoned: profile 7 with orders 700 missing (primary: version 2)",
@@ -314,9 +305,7 @@ def test_a_broken_promise_comes_with_evidence() -> None:
 def test_the_explanation_shows_one_poisoned_key_of_each_other_strategy() -> None:
     text = " ".join(explain(result_with()))
     assert "delete_after_write still serves customer 7 at version 1 (primary: version 9)" in text
-    assert (
-        "delete_from_stream still serves profile 7 with orders 700 at version 2 (primary: version 5)" in text
-    )
+    assert "delete_from_stream still serves profile 7 with orders 700 at version 2 (primary: version 5)" in text
 
 
 def test_without_a_replica_none_is_named() -> None:

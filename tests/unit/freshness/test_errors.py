@@ -12,9 +12,7 @@ import pytest
 from freshness.errors import ConfigError, missing_package
 
 HIDDEN = "import runpy, sys; package, module, *arguments = sys.argv[1:]; sys.modules[package] = None\n"
-PROGRAM = (
-    HIDDEN + "sys.argv = [module, *arguments]; runpy.run_module(module, run_name='__main__', alter_sys=True)"
-)
+PROGRAM = HIDDEN + "sys.argv = [module, *arguments]; runpy.run_module(module, run_name='__main__', alter_sys=True)"
 CONFIG = """[cache]
 backend = "redis"
 nodes = ["127.0.0.1:1"]

@@ -25,13 +25,7 @@ from freshness.config.access import (
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
-from freshness.login import (
-    describe_tls_failure,
-    find_credentials,
-    find_password,
-    make_context,
-    with_passwords,
-)
+from freshness.login import describe_tls_failure, find_credentials, find_password, make_context, with_passwords
 from integration.servers.certificates import Authority
 
 SECRET = "hunter2"
@@ -144,9 +138,7 @@ def test_servers_for_other_machines_have_the_passwords_of_now(tmp_path: Path) ->
 # -- certificates ----------------------------------------------------------------------------------------
 
 
-def test_a_context_demands_a_certificate_for_the_host_and_trusts_only_the_named_authority(
-    tmp_path: Path,
-) -> None:
+def test_a_context_demands_a_certificate_for_the_host_and_trusts_only_the_named_authority(tmp_path: Path) -> None:
     files = Authority(tmp_path).certify()
     context = make_context(Tls(files.ca, files.cert, files.key))
     assert context.check_hostname
@@ -161,9 +153,7 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
         make_context(Tls(tmp_path / "none"))
     with pytest.raises(ConfigError, match=f"tls_ca: {files.key} cannot be used: NO_CERT"):
         make_context(Tls(files.key))
-    with pytest.raises(
-        ConfigError, match=f"tls_cert and tls_key: {files.cert} cannot be used: KEY_VALUES_MISMATCH"
-    ):
+    with pytest.raises(ConfigError, match=f"tls_cert and tls_key: {files.cert} cannot be used: KEY_VALUES_MISMATCH"):
         make_context(Tls(files.ca, files.cert, others.key))
 
 

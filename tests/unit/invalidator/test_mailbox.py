@@ -36,9 +36,7 @@ def test_what_goes_in_comes_out_in_order_and_at_most_as_many_as_wanted() -> None
     ("bounds", "held", "next_one"),
     [((2, 100, 1000), [1, 1], 1), ((9, 10, 1000), [4, 5], 2), ((9, 100, 100), [4, 5], 2)],
 )
-def test_a_full_mailbox_makes_the_reader_wait(
-    bounds: tuple[int, int, int], held: list[int], next_one: int
-) -> None:
+def test_a_full_mailbox_makes_the_reader_wait(bounds: tuple[int, int, int], held: list[int], next_one: int) -> None:
     mailbox = box(*bounds)
     for number in held:
         mailbox.put([number])

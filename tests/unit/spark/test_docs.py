@@ -24,9 +24,7 @@ def find_name(dotted: str) -> object:
 
 def test_the_imports_of_the_examples_work() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    imports = [
-        node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)
-    ]
+    imports = [node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
     names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
     assert len(names) >= 4
     for name in names:

@@ -25,9 +25,7 @@ from spark.stream.archive_folder import ArchiveFolder
         ("file://{here}/with%20space", "with space"),
     ],
 )
-def test_a_path_is_one_of_this_machine(
-    text: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_is_one_of_this_machine(text: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = open_folder(text.format(here=tmp_path))
     assert folder.name == folder.path == f"{tmp_path}/{path}"
@@ -59,9 +57,7 @@ def test_s3_has_several_schemes_and_is_one_store() -> None:
     assert {folder.path for folder in folders} == {"b/x:y"}
 
 
-def test_an_archive_is_the_same_folder_for_an_executor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_is_the_same_folder_for_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which has another current folder."""
     monkeypatch.chdir(tmp_path)
     sent = pickle.dumps(ArchiveFolder("archive"))

@@ -112,9 +112,7 @@ def fail(node: GuardedNode) -> str:
     return failure.value.message
 
 
-def test_after_one_wait_nobody_waits_until_a_probe_has_an_answer(
-    network: Network, breakers: Breakers
-) -> None:
+def test_after_one_wait_nobody_waits_until_a_probe_has_an_answer(network: Network, breakers: Breakers) -> None:
     mine, another = connect(network, breakers), connect(network, breakers)
     assert fail(mine) == f"{HUNG} did not answer"
     assert fail(another) == f"{HUNG} did not answer a moment ago, and is left alone until it does"
@@ -178,9 +176,7 @@ def test_the_thread_that_asks_ends_when_all_nodes_answer_and_begins_anew(
     assert connect(network, breakers).perform(ASKED) == [MISSING]
 
 
-def test_a_probe_that_fails_otherwise_is_begun_anew(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_that_fails_otherwise_is_begun_anew(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would never try the node again."""
     monkeypatch.setattr(breaker, "PROBE_SECONDS", 0.001)
     run, begun = Breakers._run, []
@@ -199,9 +195,7 @@ def test_a_probe_that_fails_otherwise_is_begun_anew(
     assert begun == ["a thread"] * 2
 
 
-def test_a_forked_process_asks_by_a_thread_of_its_own(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_process_asks_by_a_thread_of_its_own(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     monkeypatch.setattr(Breakers, "_run", lambda _: begun.append(os.getpid()))
     breakers = guard(network)

@@ -101,10 +101,7 @@ LONG = f"{UUID}:" + ":".join(str(each) for each in range(1, 200, 2))
     [
         (answer(), []),
         (answer(gtids(f"{UUID}:5")), [f"{UUID}:5"]),
-        (
-            answer((0, b"\x0aautocommit\x02ON"), gtids(f"{UUID}:5"), (2, b"1"), info=b"Rows matched: 1"),
-            [f"{UUID}:5"],
-        ),
+        (answer((0, b"\x0aautocommit\x02ON"), gtids(f"{UUID}:5"), (2, b"1"), info=b"Rows matched: 1"), [f"{UUID}:5"]),
         (answer(gtids(LONG)), [LONG]),
     ],
 )

@@ -108,9 +108,7 @@ def test_many_rows_in_an_open_transaction(cache: Cache) -> None:
     assert len(own.asked) == 1
 
 
-def test_without_the_own_connection_the_own_row_is_not_seen(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_own_connection_the_own_row_is_not_seen(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """F19: a hit, or another connection, does not have what is not committed."""
 
     def sees_its_own() -> bool:

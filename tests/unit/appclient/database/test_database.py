@@ -311,9 +311,7 @@ def test_an_interruption_between_two_statements_of_ours_costs_the_connection(
     assert [each.is_open for each in servers.made] == [False, True]
 
 
-def test_a_read_inside_another_one_has_a_connection_of_its_own(
-    servers: Servers, database: ShardDatabase
-) -> None:
+def test_a_read_inside_another_one_has_a_connection_of_its_own(servers: Servers, database: ShardDatabase) -> None:
     """On the outer one's it would see the outer one's snapshot, which is older than its own token (F18)."""
     seen: list[Any] = []
 
@@ -430,16 +428,12 @@ def unanswered() -> Exception:
         raise TimeoutError("timed out")
     except TimeoutError:
         try:
-            raise pymysql.err.OperationalError(
-                2013, "Lost connection to MySQL server during query (timed out)"
-            )
+            raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query (timed out)")
         except pymysql.MySQLError as error:
             return error
 
 
-def test_a_statement_that_took_too_long_is_not_tried_elsewhere(
-    servers: Servers, database: ShardDatabase
-) -> None:
+def test_a_statement_that_took_too_long_is_not_tried_elsewhere(servers: Servers, database: ShardDatabase) -> None:
     with pytest.raises(QueryTimedOut, match="3024") as caught:
         database.run(raising(TOO_LONG))
     assert "query_timeout_seconds" in caught.value.hint
@@ -479,9 +473,7 @@ def test_a_session_only_reads_and_bounds_each_statement_on_the_server(servers: S
         assert all(part in statement for part in expected)
 
 
-def test_a_statement_that_writes_is_an_error_of_the_statement(
-    servers: Servers, database: ShardDatabase
-) -> None:
+def test_a_statement_that_writes_is_an_error_of_the_statement(servers: Servers, database: ShardDatabase) -> None:
     refused = pymysql.err.OperationalError(1792, "Cannot execute statement in a READ ONLY transaction.")
     with pytest.raises(SourceUnsuitable, match="READ ONLY") as caught:
         database.run(raising(refused))
@@ -590,9 +582,7 @@ def test_commits_of_shards_that_a_second_server_answered_for_are_not_shown(
 ) -> None:
     """Nobody knows whether the rows are of the server that has them (F107, I9)."""
     token = sharded.shards["shop/-80"].make_token(1, parse_position("mysql", f"{SERVER}:1-5"))
-    monkeypatch.setattr(
-        ShardDatabase, "read_token", lambda self, _: (replace(token, lineage=self.lineage), "server")
-    )
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda self, _: (replace(token, lineage=self.lineage), "server"))
     monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("another",)]))
     lineages = ("shop/-80", "shop/80-")
     assert sharded.snapshot(lineages, lambda _: "rows") == ("rows", [None, None])
@@ -659,9 +649,7 @@ def test_a_connection_with_an_open_snapshot_is_nobody_elses(
     assert len(servers.made) == 2
 
 
-def test_the_answer_to_another_question_is_none(
-    database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_to_another_question_is_none(database: ShardDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """F46: the connection is one answer behind."""
     connection: Any = Connected(FIRST)
     for name in ("question_1", "question_2"):

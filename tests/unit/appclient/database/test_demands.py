@@ -49,9 +49,7 @@ def shard(lineage: str, *, serving: bool = True) -> Shard:
 
 
 SHOP = Keyspace(
-    name="shop",
-    flavor="mariadb",
-    shards=(shard("shop/-80"), shard("shop/80-"), shard("shop/-", serving=False)),
+    name="shop", flavor="mariadb", shards=(shard("shop/-80"), shard("shop/80-"), shard("shop/-", serving=False))
 )
 USERS = Keyspace(name="users", flavor="mariadb", shards=(shard("users/-"),))
 
@@ -105,9 +103,7 @@ def test_the_short_way_is_asked_for_commits_and_not_for_an_age(
     monkeypatch.setattr(ShardDatabase, "rows_with_token", lambda *_: ([], None))
     path = tmp_path / "freshness.toml"
     path.write_text(CONFIG)
-    cache = Cache(
-        load_config(path, {}), open_node=lambda _, name: MemoryNode(MemoryStore(name, clock=lambda: 0.0))
-    )
+    cache = Cache(load_config(path, {}), open_node=lambda _, name: MemoryNode(MemoryStore(name, clock=lambda: 0.0)))
     asked: list[Mapping[str, EventToken]] = []
     many = shortway.find_hits
 
@@ -158,10 +154,7 @@ def test_parts_are_asked_for_the_demand_of_the_value_around_them_too() -> None:
 
 
 def test_the_demands_of_a_part_and_of_the_value_around_it_are_joined() -> None:
-    with (
-        enclosed_by("shop/-80", seen("shop/-80", "0-1-3,1-1-9")),
-        enclosed_by("shop/80-", seen("shop/80-", "0-1-8")),
-    ):
+    with enclosed_by("shop/-80", seen("shop/-80", "0-1-3,1-1-9")), enclosed_by("shop/80-", seen("shop/80-", "0-1-8")):
         joined = demand_commits(token("shop/-80", "users/-"), [SHOP, USERS])
     assert joined["shop/80-"] == seen("shop/80-", "0-1-8"), "nothing else is asked of that one"
     assert joined["shop/-80"].position == parse_position("mariadb", "0-1-5,1-1-9")

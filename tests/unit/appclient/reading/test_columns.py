@@ -29,9 +29,7 @@ class World:
         self.asked: list[EventToken | None] = []
         self.columns = ColumnTypes({"a": self}, lambda: self.now, 3.0)  # type: ignore[dict-item]
 
-    def snapshot(
-        self, load: Callable[[Any], Any], at_least: EventToken | None
-    ) -> tuple[Any, EventToken | None]:
+    def snapshot(self, load: Callable[[Any], Any], at_least: EventToken | None) -> tuple[Any, EventToken | None]:
         self.asked.append(at_least)
         if at_least is not None and not at(self.end).contains(at_least.position):
             raise SourceUnavailable("behind")
@@ -90,12 +88,8 @@ def test_hits_ask_nothing_while_no_floor_is_raised(world: World) -> None:
     assert world.count() == 0
 
 
-@pytest.mark.parametrize(
-    "raise_it", [lambda world: world.see(stamps=21), lambda world: world.see("n2", floor=21)]
-)
-def test_a_floor_ends_it_and_a_server_that_shows_it_is_asked(
-    world: World, raise_it: Callable[[World], None]
-) -> None:
+@pytest.mark.parametrize("raise_it", [lambda world: world.see(stamps=21), lambda world: world.see("n2", floor=21)])
+def test_a_floor_ends_it_and_a_server_that_shows_it_is_asked(world: World, raise_it: Callable[[World], None]) -> None:
     world.types["at"], world.end = "timestamp", 21
     raise_it(world)
     assert world.find()["at"] == "timestamp"
@@ -167,11 +161,7 @@ def test_a_server_without_a_token_shows_what_was_asked_of_it(world: World) -> No
 
 
 def test_a_timestamp_that_became_a_datetime_is_still_called_so(world: World) -> None:
-    for end, kind, expected in (
-        (21, "timestamp", "timestamp"),
-        (22, "datetime", "timestamp"),
-        (23, "int", "int"),
-    ):
+    for end, kind, expected in ((21, "timestamp", "timestamp"), (22, "datetime", "timestamp"), (23, "int", "int")):
         world.types["at"], world.end = kind, end
         world.see(stamps=end)
         assert world.find()["at"] == expected

@@ -89,9 +89,7 @@ def test_a_key_that_was_no_hit_any_more_has_no_copy(outcome: ReadOutcome) -> Non
 def test_a_copy_that_was_served_while_another_fills_serves_the_next_reader_too() -> None:
     copies = Copies(10 * COPY_BYTES, lambda: 100.0, {"customer": (0.0, 5.0)})
     copies.note(lookup("a"), Read(ReadOutcome.HIT, b"1"), 100.0)
-    read = copies.serving(
-        lambda lookups, *_: [copies.recall(each) or Read(ReadOutcome.HIT) for each in lookups]
-    )
+    read = copies.serving(lambda lookups, *_: [copies.recall(each) or Read(ReadOutcome.HIT) for each in lookups])
     for _ in range(2):
         (served,) = read([lookup("a")], NO_DEMAND, None)
         assert (served.outcome, served.payload) == (ReadOutcome.STALE_SERVED, b"1")

@@ -57,9 +57,7 @@ def flights(database: Database) -> Flights:
 
 
 class Reader(threading.Thread):
-    def __init__(
-        self, flights: Flights, *keys: int, at_least: Mapping[str, EventToken] | None = None
-    ) -> None:
+    def __init__(self, flights: Flights, *keys: int, at_least: Mapping[str, EventToken] | None = None) -> None:
         super().__init__(daemon=True)
         self._read: Callable[[], list[Loaded]] = lambda: flights.load([*map(lookup, keys)], at_least or {})
         self.values: list[Any] = []
@@ -169,9 +167,7 @@ def test_the_reader_that_loads_may_change_its_value_at_once(database: Database) 
     flights = Flights(database.load, BLOCKING)
     ends = flights._end
 
-    def end_late(
-        key: Any, flight: Flight, loaded: Loaded | None = None, error: Exception | None = None
-    ) -> None:
+    def end_late(key: Any, flight: Flight, loaded: Loaded | None = None, error: Exception | None = None) -> None:
         """As if the readers that follow were slow: the value of the one that loads changes first."""
         if loaded is not None and made:
             made[-1]["load"] = "changed"
@@ -309,9 +305,7 @@ def test_a_load_that_does_not_end_is_not_waited_for_for_ever(
     assert not flights._running
 
 
-def test_reads_inside_a_loader_and_reads_with_a_demand_share_nothing(
-    flights: Flights, database: Database
-) -> None:
+def test_reads_inside_a_loader_and_reads_with_a_demand_share_nothing(flights: Flights, database: Database) -> None:
     database.may_end.release(10)
     stuck = Database()
     waiting = Flights(stuck.load, BLOCKING)

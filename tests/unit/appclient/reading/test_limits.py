@@ -46,9 +46,7 @@ def test_reads_beyond_the_rate_wait_until_it_allows_them_and_are_refused_where_t
     process = Process()
     process.take(times=11)
     assert process.take(times=2) == [0.1, 0.2]
-    with pytest.raises(
-        Overloaded, match=r"customer is read .* more than 10 times .* permitted in 0\.30 s"
-    ) as told:
+    with pytest.raises(Overloaded, match=r"customer is read .* more than 10 times .* permitted in 0\.30 s") as told:
         process.take()
     assert "database_reads_per_second" in str(told.value.hint)
     process.now += 0.1

@@ -139,9 +139,7 @@ def test_a_composite_looks_alike_from_a_miss_and_from_a_hit(monkeypatch: pytest.
     """A hit decodes what was stored, and stores keep no tuples."""
     policy = ObjectPolicy("report", 5, ("customers",), LINEAGES[:1], 60)
     config = ObjectConfig(name="report", keyspace="shop", key=("id",), members={"customers": ("id",)})
-    definition = ObjectDefinition(
-        config, policy, KeyBuilder("shop", "report", (NUMBER,)), {"customers": (NUMBER,)}
-    )
+    definition = ObjectDefinition(config, policy, KeyBuilder("shop", "report", (NUMBER,)), {"customers": (NUMBER,)})
     shard = Shard(name="-", primary=ServerAddress("server"), lineage=LINEAGES[0])
     database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
     monkeypatch.setattr(database, "snapshot", lambda _, build, *__: (build(None), []))
@@ -156,9 +154,7 @@ def load_list(
 ) -> tuple[Loaded, list[Any]]:
     """(what is loaded, what the shard was asked)."""
     policy = ObjectPolicy("latest", 5, ("orders",), LINEAGES[:1], 60)
-    config = ObjectConfig(
-        name="latest", keyspace="shop", table="orders", key=("id",), order_by=("v desc",), limit=2
-    )
+    config = ObjectConfig(name="latest", keyspace="shop", table="orders", key=("id",), order_by=("v desc",), limit=2)
     order = (("v", True), ("number", False))
     builder = KeyBuilder("shop", "latest", (NUMBER,))
     definition = ObjectDefinition(config, policy, builder, {"orders": (NUMBER,)}, None, order)

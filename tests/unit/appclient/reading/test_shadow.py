@@ -68,9 +68,7 @@ class Bench:
         return [Loaded(row, {LINEAGE: token(7)}, None)]
 
     def _look(self, lookup: Lookup) -> tuple[NodeView, bytes | None]:
-        record, item = self.world.node.perform(
-            [Get(record_key("shop", LINEAGE), is_bound=True), Get(lookup.item)]
-        )
+        record, item = self.world.node.perform([Get(record_key("shop", LINEAGE), is_bound=True), Get(lookup.item)])
         return NodeView(NODE, (LINEAGE,), [record], 0.0, RING), item.value if isinstance(item, Item) else None
 
     def _sleep(self, _: float) -> None:
@@ -142,9 +140,7 @@ def test_a_replica_that_lags_is_lag(bench: Bench) -> None:
     ],
 )
 @pytest.mark.parametrize("is_before", [True, False])
-def test_an_entry_that_went_or_changed_is_lag(
-    bench: Bench, change: Callable[[World], None], is_before: bool
-) -> None:
+def test_an_entry_that_went_or_changed_is_lag(bench: Bench, change: Callable[[World], None], is_before: bool) -> None:
     """Before the first look an entry of the same value is the same for it."""
     bench.head = 11
     if is_before:

@@ -85,9 +85,7 @@ def value_of(registry: CollectorRegistry, name: str, **labels: str) -> float | N
 @given(st.lists(st.one_of(st.floats(0, 4), st.sampled_from(NODE_BUCKETS))))
 def test_times_that_are_put_in_together_are_those_put_in_one_by_one(seconds: list[float]) -> None:
     registries = CollectorRegistry(), CollectorRegistry()
-    together, alone = (
-        _Histogram("h", "Of a test.", registry=each, buckets=NODE_BUCKETS) for each in registries
-    )
+    together, alone = (_Histogram("h", "Of a test.", registry=each, buckets=NODE_BUCKETS) for each in registries)
     for each in seconds:
         alone.observe(each)
     together.observe_all([*seconds])
@@ -123,12 +121,9 @@ def test_an_entry_whose_value_does_not_decode_is_counted_as_what_it_is(
     registry = CollectorRegistry()
     with closing(opening(telemetry=PrometheusTelemetry(registry))) as cache:
         monkeypatch.setattr(
-            "appclient.reading.reader.find_hit",
-            lambda *_: Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value"),
+            "appclient.reading.reader.find_hit", lambda *_: Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
         )
-        monkeypatch.setattr(
-            cache.lookups.loaders["customer"], "load", lambda *_: [Loaded({"id": 1}, {}, None)]
-        )
+        monkeypatch.setattr(cache.lookups.loaders["customer"], "load", lambda *_: [Loaded({"id": 1}, {}, None)])
         assert cache.get("customer", 1) == {"id": 1}
     assert value_of(registry, "reads_total", object="customer", outcome="FOREIGN") == 1
     assert value_of(registry, "fills_refused_total", object="customer", cause="FOREIGN") == 1
@@ -258,12 +253,7 @@ def test_several_telemetries_are_told_and_end_in_the_reverse_order(opening: Open
     told: list[str] = []
     with closing(opening(telemetry=[Told("one", told), Told("other", told)])) as cache:
         cache.get("customer", 1)
-    assert told[:4] == [
-        "one begins",
-        "other begins",
-        "one hears of 127.0.0.1:21",
-        "other hears of 127.0.0.1:21",
-    ]
+    assert told[:4] == ["one begins", "other begins", "one hears of 127.0.0.1:21", "other hears of 127.0.0.1:21"]
     assert told[-2:] == ["other ends what other began", "one ends what one began"]
 
 
@@ -283,9 +273,7 @@ def test_what_the_recorder_drops_is_told_to_all(opening: Opening, monkeypatch: p
     assert read is not None
     found = json.loads(read.to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
     (points,) = (each["data"]["data_points"] for each in found if each["name"].endswith("history.dropped"))
-    assert [(point["value"], point["attributes"]) for point in points] == [
-        (7, {"freshness.namespace": "shop"})
-    ]
+    assert [(point["value"], point["attributes"]) for point in points] == [(7, {"freshness.namespace": "shop"})]
 
 
 def test_without_telemetry_nothing_is_put_in_between(opening: Opening, config: Config) -> None:
@@ -350,10 +338,7 @@ def test_an_application_without_telemetry_loads_none_of_its_packages() -> None:
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
-    [
-        ("PrometheusTelemetry", "prometheus_client", "prometheus"),
-        ("OpenTelemetry", "opentelemetry", "opentelemetry"),
-    ],
+    [("PrometheusTelemetry", "prometheus_client", "prometheus"), ("OpenTelemetry", "opentelemetry", "opentelemetry")],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(name: str, package: str, extra: str) -> None:
     program = f"""

@@ -110,9 +110,7 @@ def test_no_flows_no_answers() -> None:
 
 @pytest.mark.parametrize("names", ["b", "ab", "ba", "abc"])
 @pytest.mark.parametrize("failure", [None, NodeUnavailable])
-def test_one_dead_node_is_a_value_among_the_others_answers(
-    names: str, failure: type[NodeUnavailable] | None
-) -> None:
+def test_one_dead_node_is_a_value_among_the_others_answers(names: str, failure: type[NodeUnavailable] | None) -> None:
     driver, nodes, _ = build("a", "b", "c")
     nodes["b"].fails_on_receive = failure
     nodes["b"].node.down = failure is None

@@ -239,11 +239,7 @@ def test_results_keep_the_order_of_the_procedures() -> None:
 def test_gather_inside_gather_is_one_flow_too() -> None:
     recorder = Recorder()
     results = run(
-        [
-            gather([one_by_one(flow("a", b"1")), one_by_one(flow("b", b"2"))]),
-            one_by_one(flow("a", b"3")),
-        ],
-        recorder,
+        [gather([one_by_one(flow("a", b"1")), one_by_one(flow("b", b"2"))]), one_by_one(flow("a", b"3"))], recorder
     )
     assert results == [[[[b"1"]], [[b"2"]]], [[b"3"]]]
     assert recorder.steps == [Flows((flow("a", b"1", b"3"), flow("b", b"2")))]

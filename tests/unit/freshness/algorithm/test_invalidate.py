@@ -420,8 +420,7 @@ def test_those_whose_turn_it_is_are_shortened_in_two_flows(scene: Scene) -> None
     target = Target(NAMESPACE, LINEAGE, LIFE, len(numbers), at("1-10"))
     for number in numbers:
         scene.put(
-            stripe_key(NAMESPACE, LINEAGE, number),
-            Stripe(LIFE, at("11")).encode() + encode_chunk(LIFE, at("12")),
+            stripe_key(NAMESPACE, LINEAGE, number), Stripe(LIFE, at("11")).encode() + encode_chunk(LIFE, at("12"))
         )
     scene.shorten(numbers, BATCH, target)
     turn = [stripe_key(NAMESPACE, LINEAGE, n) for n in numbers if n % SHORTEN_SHARE == NUMBER % SHORTEN_SHARE]

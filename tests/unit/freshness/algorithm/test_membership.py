@@ -108,9 +108,7 @@ def test_a_new_node_is_admitted_closed_with_the_primarys_head_as_its_floor() -> 
     assert world.resume_copy() == record
     # the resume copy of the birth, then the record, and only then the head that becomes the floor
     first_record = kinds.index(f"Add {RECORD.decode()}")
-    assert (
-        kinds.index(f"Add {RESUME.decode()}") < first_record < len(kinds) - 1 - kinds[::-1].index("ReadHead")
-    )
+    assert kinds.index(f"Add {RESUME.decode()}") < first_record < len(kinds) - 1 - kinds[::-1].index("ReadHead")
 
 
 def test_two_lives_never_have_one_name() -> None:
@@ -532,9 +530,7 @@ def test_a_life_that_cannot_be_gone_on_with_is_not_revived(reason: str) -> None:
     if reason == "node":  # another name of this server wrote it
         put_record(world, RESUME, resume, node="n2")
     two = Invalidator(
-        world,
-        objects={CUSTOMER.name: 99} if reason == "objects" else BOTH,
-        ring=8 if reason == "ring" else RING,
+        world, objects={CUSTOMER.name: 99} if reason == "objects" else BOTH, ring=8 if reason == "ring" else RING
     ).join()
     assert world.record().life != life
     two.apply()
@@ -597,9 +593,7 @@ def test_renewing_keeps_the_record_alive_while_the_heartbeat_is_young() -> None:
     record = world.stores[NODE].peek(RECORD)
     assert record is not None
     assert record.ttl_seconds == L_SECONDS
-    assert world.record().heartbeat_age_ms == 1000 * 2 * L_SECONDS, (
-        "at the end of a lease that begins at the latest"
-    )
+    assert world.record().heartbeat_age_ms == 1000 * 2 * L_SECONDS, "at the end of a lease that begins at the latest"
     world.sleep(3)
     one.renewing().finish()
     assert not world.record().is_open
@@ -1199,9 +1193,7 @@ def test_an_object_whose_keys_were_altered_begins_again_and_the_others_stay() ->
     refuse(Invalidator(world, objects=ALTERED).joining())
     two = Invalidator(world, objects=ALTERED, altered=BEFORE).join()
     two.renewing().finish()
-    assert world.record().objects[ORDER.name].fingerprint == ORDER.fingerprint, (
-        "it cannot vouch for the node yet"
-    )
+    assert world.record().objects[ORDER.name].fingerprint == ORDER.fingerprint, "it cannot vouch for the node yet"
     applying = two.applying()
     applying.finish()
     record = world.record()
@@ -1214,9 +1206,7 @@ def test_an_object_whose_keys_were_altered_begins_again_and_the_others_stay() ->
     assert "other objects" in refuse(one.applying()).message
     world.sleep(1.1)
     assert [reader.read(other), reader.read(order)] == [ReadOutcome.HIT, ReadOutcome.OBJECT]
-    assert any(isinstance(each, Wait) for each in applying.steps), (
-        "readers trust a copy with the previous one"
-    )
+    assert any(isinstance(each, Wait) for each in applying.steps), "readers trust a copy with the previous one"
 
 
 def test_altered_objects_leave_a_record_that_is_closed_or_has_lapsed() -> None:

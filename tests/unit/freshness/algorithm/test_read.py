@@ -169,14 +169,7 @@ def test_many_keys_on_many_nodes_are_answered_in_order() -> None:
     first = reader.reading(*lookups)
     assert [read.value for read in first.finish()] == [[11], [12], [13], [14], [15], [16]]
     second = reader.reading(*lookups)
-    assert [json.loads(read.payload or b"") for read in second.finish()] == [
-        [11],
-        [12],
-        [13],
-        [14],
-        [15],
-        [16],
-    ]
+    assert [json.loads(read.payload or b"") for read in second.finish()] == [[11], [12], [13], [14], [15], [16]]
     assert len(second.steps) == 1
     assert [len(step.flows) for step in second.steps if isinstance(step, Flows)] == [2]
 
@@ -713,9 +706,7 @@ def test_a_heartbeat_that_is_too_old_by_the_readers_clock_vouches_for_nothing(
     start(world)
     assert a_reader(world).read() is ReadOutcome.FILLED
     assert a_reader(world, clock_error_seconds=ahead_seconds).read() is outcome
-    assert a_reader(world, clock_error_seconds=-3600).read() is ReadOutcome.HIT, (
-        "it never allows, nor forbids"
-    )
+    assert a_reader(world, clock_error_seconds=-3600).read() is ReadOutcome.HIT, "it never allows, nor forbids"
     if outcome is ReadOutcome.CLOCK:
         reader = a_reader(world, clock_error_seconds=ahead_seconds, on_stale="serve")
         assert reader.read() is ReadOutcome.STALE_SERVED
@@ -782,8 +773,7 @@ def test_one_node_down_does_not_keep_the_others_from_answering() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [b"x", b"\xfa\x02", b"\xfa\x01\x01previous", b"\xfa\x03\x01later", b"\xfa\x02\x01cut"],
+    "value", [b"x", b"\xfa\x02", b"\xfa\x01\x01previous", b"\xfa\x03\x01later", b"\xfa\x02\x01cut"]
 )
 def test_foreign_bytes_are_no_hit_and_never_overwritten(value: bytes) -> None:
     """F42, F44."""
@@ -961,9 +951,7 @@ def test_a_loser_waits_where_there_is_no_old_value() -> None:
     start(world)
     a_reader(world).reading().until_kind(ReadRows)
     late = a_reader(world)
-    late.context.recall = lambda asked: (
-        None if asked.item == KEY else pytest.fail("another key was asked for")
-    )
+    late.context.recall = lambda asked: None if asked.item == KEY else pytest.fail("another key was asked for")
     late.reading().until_kind(Wait)
 
 

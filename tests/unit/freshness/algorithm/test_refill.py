@@ -71,9 +71,7 @@ def row_of(key: bytes, payload: bytes | None = b"new", policy: ObjectPolicy = PO
 
 
 def entry(numbers: str, payload: bytes | None = b"old", key: bytes = KEY, **stamp: Any) -> bytes:
-    return Filled(
-        (replace(Stamp(LINEAGE, LIFE, EPOCH, at(numbers)), **stamp),), b"id " + key, payload
-    ).encode()
+    return Filled((replace(Stamp(LINEAGE, LIFE, EPOCH, at(numbers)), **stamp),), b"id " + key, payload).encode()
 
 
 @dataclass
@@ -88,9 +86,7 @@ class Scene:
         self.store = MemoryStore(NODE, clock=lambda: 1000.0)
         self.put(RECORD, OPEN.encode())
         for key in (KEY, OTHER):
-            self.put(
-                stripe_key(NAMESPACE, LINEAGE, stripe_number(key, STRIPES)), Stripe(LIFE, at("11")).encode()
-            )
+            self.put(stripe_key(NAMESPACE, LINEAGE, stripe_number(key, STRIPES)), Stripe(LIFE, at("11")).encode())
         self.put(KEY, entry("1-11"))
 
     def put(self, key: bytes, data: bytes) -> None:
@@ -180,11 +176,7 @@ def test_the_item_is_read_before_its_stripe_and_the_record_is_the_last(scene: Sc
     scene.refill()
     gets = [request.key for request in scene.requests if isinstance(request, Get)]
     assert gets == [KEY, STRIPE, RECORD]
-    assert [request.is_bound for request in scene.requests if isinstance(request, Get)] == [
-        False,
-        False,
-        True,
-    ]
+    assert [request.is_bound for request in scene.requests if isinstance(request, Get)] == [False, False, True]
 
 
 @pytest.mark.parametrize("number", ["15", "15-16"])
@@ -216,12 +208,9 @@ def test_an_entry_that_has_no_such_event_is_replaced(scene: Scene, held: bytes) 
         pytest.param(lambda scene: scene.put(KEY, b"foreign"), id="foreign bytes"),
         pytest.param(lambda scene: scene.put(KEY, entry("1-11", key=OTHER)), id="another spelling"),
         pytest.param(
-            lambda scene: scene.put(STRIPE, Stripe(LIFE, at("11:25")).encode()),
-            id="another invalidator is ahead",
+            lambda scene: scene.put(STRIPE, Stripe(LIFE, at("11:25")).encode()), id="another invalidator is ahead"
         ),
-        pytest.param(
-            lambda scene: scene.put(STRIPE, Stripe(PREVIOUS, at("11")).encode()), id="a previous stripe"
-        ),
+        pytest.param(lambda scene: scene.put(STRIPE, Stripe(PREVIOUS, at("11")).encode()), id="a previous stripe"),
         pytest.param(lambda scene: scene.store.evict(STRIPE), id="no stripe"),
         pytest.param(lambda scene: scene.store.evict(RECORD), id="no record"),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, is_open=False).encode()), id="closed"),

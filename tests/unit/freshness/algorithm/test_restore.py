@@ -143,9 +143,7 @@ class Scene:
         reply = self.store.answer(Append(key_of(number), encode_chunk(life, at(numbers))))
         return isinstance(reply, Stored)
 
-    def deliver(
-        self, numbers: str, begun_at: float | None = None, *, epoch: int = 1, primary: str = PRIMARY
-    ) -> None:
+    def deliver(self, numbers: str, begun_at: float | None = None, *, epoch: int = 1, primary: str = PRIMARY) -> None:
         """The stream has come so far when a heartbeat came back that was begun now, or then."""
         self.streamed = Streamed(at(numbers), epoch, self.now if begun_at is None else begun_at, primary)
 
@@ -483,15 +481,7 @@ def test_a_whole_stripe_of_this_life_is_left_as_it_is(scene: Scene) -> None:
         Stripe(LIFE, at("11")).encode()[:3] + b"\0\x20" + Stripe(LIFE, at("11")).encode()[5:],
         Stripe(LIFE, at("11")).encode() + encode_chunk(LIFE, MariadbPosition.of(0, 1, 5)),
     ],
-    ids=[
-        "previous life",
-        "previous life, appended to",
-        "foreign",
-        "stub",
-        "cut",
-        "too long a length",
-        "two flavors",
-    ],
+    ids=["previous life", "previous life, appended to", "foreign", "stub", "cut", "too long a length", "two flavors"],
 )
 def test_all_that_is_no_stripe_of_this_life_is_replaced(scene: Scene, data: bytes) -> None:
     scene.complete()
@@ -757,9 +747,7 @@ def test_a_doubt_ends_with_its_stripe(scene: Scene) -> None:
     scene.look()
     scene.now += 1
     scene.look()
-    assert scene.position(4) == "11-21", (
-        "it is another stripe, which holds what progress lacks since a moment"
-    )
+    assert scene.position(4) == "11-21", "it is another stripe, which holds what progress lacks since a moment"
 
 
 def test_progress_may_be_as_old_as_a_heartbeat(scene: Scene) -> None:
@@ -810,9 +798,7 @@ def test_a_failure_in_the_first_round_leaves_nothing_out(monkeypatch: pytest.Mon
     assert scene.restorer.is_complete
 
 
-def test_a_heartbeat_from_before_an_interrupted_step_1_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_heartbeat_from_before_an_interrupted_step_1_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stripes are pending, the flow for the others failed: their time is that of the acknowledgement."""
     monkeypatch.setattr(restore, "AT_ONCE_MAX", 4)
     scene = Scene()
@@ -831,9 +817,7 @@ def test_a_heartbeat_from_before_an_interrupted_step_1_does_not_count(
 
 
 @pytest.mark.parametrize("flow", [1, 2, 3, 4, 5])
-def test_a_failure_while_stripes_are_completed_leaves_none_out(
-    monkeypatch: pytest.MonkeyPatch, flow: int
-) -> None:
+def test_a_failure_while_stripes_are_completed_leaves_none_out(monkeypatch: pytest.MonkeyPatch, flow: int) -> None:
     monkeypatch.setattr(restore, "AT_ONCE_MAX", 4)
     scene = Scene()
     scene.look()
@@ -872,9 +856,7 @@ def test_a_refused_stripe_is_tried_again(scene: Scene) -> None:
     assert scene.restorer.is_complete
 
 
-def test_a_node_that_fails_is_left_alone_for_a_while_and_the_others_are_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_that_fails_is_left_alone_for_a_while_and_the_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
     scenes = {NODE: Scene(), "n2": Scene()}
     scenes["n2"].put_record(node="n2")
     scenes["n2"].restorer.node = "n2"

@@ -89,9 +89,7 @@ def test_doubt_about_the_node() -> None:
     assert judge_fill(ring=8) is ReadOutcome.RING
     assert judge_one(is_open=False) is ReadOutcome.CLOSED
     assert find_record_refusal(record(), (7,)) is None
-    assert find_record_refusal(record(is_open=False), (8,)) is ReadOutcome.RING, (
-        "another ring is never trusted"
-    )
+    assert find_record_refusal(record(is_open=False), (8,)) is ReadOutcome.RING, "another ring is never trusted"
 
 
 def test_doubt_about_the_object() -> None:
@@ -213,8 +211,6 @@ def test_an_entry_of_two_lineages_needs_both() -> None:
     records: dict[str, NodeRecord | None] = {"a": record(), "b": record("b")}
     assert judge_hit(entry("a", "b"), TWO, records) is None
     assert judge_hit(entry("a"), TWO, records) is ReadOutcome.DEAD
-    assert (
-        judge_hit(entry("a", "b"), TWO, {**records, "b": record("b", life=b"ANOTHER!")}) is ReadOutcome.DEAD
-    )
+    assert judge_hit(entry("a", "b"), TWO, {**records, "b": record("b", life=b"ANOTHER!")}) is ReadOutcome.DEAD
     condemned = {**records, "b": record("b", table_floors={"customers": at("11")})}
     assert judge_hit(entry("a", "b"), TWO, condemned) is ReadOutcome.TABLE_FLOOR

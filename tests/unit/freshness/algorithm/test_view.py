@@ -108,10 +108,7 @@ def test_a_verdict_over_table_floors_is_remembered_for_its_shard() -> None:
     """F21: two shards of MariaDB with the default domain and server id have equal GTIDs."""
     there = replace(CUSTOMER, lineages=("b",))
     copy = view(
-        {
-            "a": record(table_floors={"customers": at("7")}),
-            "b": record("b", table_floors={"customers": at("11")}),
-        }
+        {"a": record(table_floors={"customers": at("7")}), "b": record("b", table_floors={"customers": at("11")})}
     )
     for _ in range(2):
         assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")

@@ -73,9 +73,7 @@ def entry(value: bytes | None) -> bytes:
     ],
 )
 @pytest.mark.parametrize("value", [b"row", None])
-def test_a_fill(
-    reply: Reply | None, outcome: ReadOutcome, kind: str, version: int, value: bytes | None
-) -> None:
+def test_a_fill(reply: Reply | None, outcome: ReadOutcome, kind: str, version: int, value: bytes | None) -> None:
     seen = Seen()
     attempt = Attempt(value, Cas(ITEM, entry(value), 41, 60), reply, 10)
     tell_fill(seen, LOOKUP, outcome, {LINEAGE: RECORD}, {LINEAGE: TOKEN}, attempt)
@@ -106,15 +104,7 @@ def test_a_refusal() -> None:
     tell_refusal(seen, LOOKUP, ReadOutcome.STRIPE, Loaded("row", {LINEAGE: TOKEN}))
     assert seen.actions == [
         Action(
-            "refusal",
-            "STRIPE",
-            "n1",
-            20,
-            20,
-            ITEM,
-            "customer",
-            ("customers",),
-            {LINEAGE: Trace(3, b"", at("1-9"))},
+            "refusal", "STRIPE", "n1", 20, 20, ITEM, "customer", ("customers",), {LINEAGE: Trace(3, b"", at("1-9"))}
         )
     ]
 
@@ -141,9 +131,7 @@ def test_a_publication_has_all_starts_and_says_whether_something_leaves() -> Non
     ):
         seen = Seen()
         tell_publication(seen, "n1", record, 11)
-        assert [(action.traces[LINEAGE].floor, action.outcome) for action in seen.actions] == [
-            (floor, outcome)
-        ]
+        assert [(action.traces[LINEAGE].floor, action.outcome) for action in seen.actions] == [(floor, outcome)]
 
 
 def test_items_out_of_the_sample_are_not_told() -> None:

@@ -87,10 +87,7 @@ def test_what_is_not_ours_is_no_hit(world: World) -> None:
     world.put(b"shop:customer:1", b"text")
     world.put(b"shop:customer:2", STUB)
     world.put(b"shop:gone:1", b"text")
-    states = [
-        one.state
-        for one in world.read("shop:customer:1", "shop:customer:2", "shop:gone:1", "shop:customer:3")
-    ]
+    states = [one.state for one in world.read("shop:customer:1", "shop:customer:2", "shop:gone:1", "shop:customer:3")]
     assert states == [entry.FOREIGN, entry.STUBBED, entry.UNCONFIGURED]
 
 
@@ -142,9 +139,7 @@ def test_no_row_equals_no_row(world: World) -> None:
 
 
 @pytest.mark.parametrize(("value", "shown"), [(OLD, "'old'"), (None, "no such row")])
-def test_a_difference_that_outlives_the_acknowledged_head_is_poisoned(
-    world: World, value: Any, shown: str
-) -> None:
+def test_a_difference_that_outlives_the_acknowledged_head_is_poisoned(world: World, value: Any, shown: str) -> None:
     world.fill(value)
     verdict = world.compare()
     assert verdict.verdict == comparison.POISONED

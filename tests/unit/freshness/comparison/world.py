@@ -6,13 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from freshness.algorithm.envelope import (
-    Coverage,
-    Filled,
-    NodeRecord,
-    Stamp,
-    record_key,
-)
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, record_key
 from freshness.algorithm.request import Add, Delete, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict, give_up, repair
@@ -45,9 +39,7 @@ def at(sequence: int) -> Position:
 def define(name: str, *columns: KeyColumn, table: str | None = "customers") -> ObjectDefinition:
     members = {} if table else {"customers": tuple(column.name for column in columns)}
     return ObjectDefinition(
-        ObjectConfig(
-            name=name, keyspace="shop", table=table, key=members.get("customers", ()), members=members
-        ),
+        ObjectConfig(name=name, keyspace="shop", table=table, key=members.get("customers", ()), members=members),
         ObjectPolicy(name, 5, ("customers",), (LINEAGE,), 60),
         KeyBuilder("shop", name, columns),
         {"customers": columns},
@@ -154,9 +146,7 @@ class World:
     def repair(self, condemned: NodeEntry) -> str:
         return repair(SCOPE, lambda _: self.node, condemned)
 
-    def read_rows(
-        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
-    ) -> dict[bytes, dict[str, Any]]:
+    def read_rows(self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]) -> dict[bytes, dict[str, Any]]:
         if self.is_down:
             raise SourceUnavailable("the primary is down", hint="start it")
         build = definition.builder.build
@@ -199,9 +189,7 @@ class ShardPrimary:
         self.asked: set[Any] = set()
         self.is_down = False
 
-    def read_rows(
-        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
-    ) -> dict[bytes, dict[str, Any]]:
+    def read_rows(self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]) -> dict[bytes, dict[str, Any]]:
         if self.is_down:
             raise SourceUnavailable("this shard is down", hint="start it")
         self.asked.update(key[0] for key in keys)
@@ -224,9 +212,7 @@ class ShardedWorld(World):
             return bytes((value if isinstance(value, int) else ord(str(value)[0]),))
 
         customer = replace(
-            define("customer", column),
-            policy=policy,
-            shards=ShardFinder(0, column, function, own, keyspace_id),
+            define("customer", column), policy=policy, shards=ShardFinder(0, column, function, own, keyspace_id)
         )
         thing = replace(define("thing", ID), policy=replace(policy, name="thing"))
         self.scope = replace(
@@ -235,10 +221,7 @@ class ShardedWorld(World):
             definitions={"customer": customer, "thing": thing},
             primaries=dict.fromkeys(SHARDS, SCOPE.primaries[LINEAGE]),
         )
-        self.primaries = {
-            LOW: ShardPrimary({"id": 1, "v": "new"}),
-            HIGH: ShardPrimary({"id": 200, "v": "new"}),
-        }
+        self.primaries = {LOW: ShardPrimary({"id": 1, "v": "new"}), HIGH: ShardPrimary({"id": 200, "v": "new"})}
 
     def record(self, progress: int, **changes: Any) -> None:
         for name in SHARDS:

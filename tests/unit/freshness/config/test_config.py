@@ -13,14 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from docs.generate import describe_settings
-from freshness.config.access import (
-    NodeAccess,
-    NodeLogin,
-    PasswordCommand,
-    PasswordFile,
-    PasswordVariable,
-    Tls,
-)
+from freshness.config.access import NodeAccess, NodeLogin, PasswordCommand, PasswordFile, PasswordVariable, Tls
 from freshness.config.config import Config, load_config
 from freshness.config.keyspace import SkippedTransaction
 from freshness.config.server import ServerAddress
@@ -182,44 +175,20 @@ NODES = '["127.0.0.1:11211"]'
 
 REFUSED: list[tuple[str, str, list[str]]] = [
     # cache: types and ranges
-    (
-        CACHE,
-        '[cache]\nlease_seconds = "5s"',
-        ["cache.lease_seconds: found '5s'; expected whole number from 2 to"],
-    ),
+    (CACHE, '[cache]\nlease_seconds = "5s"', ["cache.lease_seconds: found '5s'; expected whole number from 2 to"]),
     (CACHE, "[cache]\nlease_seconds = 5.5", ["cache.lease_seconds: found 5.5; expected whole number"]),
     (CACHE, "[cache]\nlease_seconds = true", ["cache.lease_seconds: found true; expected whole number"]),
     (CACHE, "[cache]\nlease_seconds = 0", ["cache.lease_seconds: found 0; expected whole number from 2"]),
     (CACHE, "[cache]\nfill_wait_ms = -1", ["cache.fill_wait_ms: found -1; expected whole number from 0"]),
-    (
-        CACHE,
-        "[cache]\nvalue_ttl_seconds = 2592001",
-        ["cache.value_ttl_seconds: found 2592001", "to 2_592_000"],
-    ),
-    (
-        CACHE,
-        "[cache]\nnode_refresh_seconds = nan",
-        ["cache.node_refresh_seconds: found nan; expected number"],
-    ),
+    (CACHE, "[cache]\nvalue_ttl_seconds = 2592001", ["cache.value_ttl_seconds: found 2592001", "to 2_592_000"]),
+    (CACHE, "[cache]\nnode_refresh_seconds = nan", ["cache.node_refresh_seconds: found nan; expected number"]),
     (CACHE, "[cache]\nmax_staleness_seconds = inf", ["cache.max_staleness_seconds: found inf"]),
     (CACHE, "[cache]\nmax_staleness_seconds = []", ["cache.max_staleness_seconds: found an array"]),
     (CACHE, "[cache]\nvalue_ttl_seconds = 1979-05-27", ["cache.value_ttl_seconds: found a date or time"]),
-    (
-        CACHE,
-        '[cache]\nbackend = "memcache"',
-        ["cache.backend: found 'memcache'", '"memcached" | "redis" | "memory"'],
-    ),
-    (
-        CACHE,
-        '[cache]\non_stale = "refuse"',
-        ['cache.on_stale: found \'refuse\'; expected "bypass" | "serve"'],
-    ),
+    (CACHE, '[cache]\nbackend = "memcache"', ["cache.backend: found 'memcache'", '"memcached" | "redis" | "memory"']),
+    (CACHE, '[cache]\non_stale = "refuse"', ['cache.on_stale: found \'refuse\'; expected "bypass" | "serve"']),
     # cache: names and nodes
-    (
-        '"shop"\n[key',
-        '"a shop"\n[key',
-        ["cache.namespace: found 'a shop'; expected 1 to 60 of the characters"],
-    ),
+    ('"shop"\n[key', '"a shop"\n[key', ["cache.namespace: found 'a shop'; expected 1 to 60 of the characters"]),
     ('"shop"\n[key', '""\n[key', ["cache.namespace: found ''"]),
     ('"shop"\n[key', f'"{"x" * 61}"\n[key', ["cache.namespace: found 'xxx", "expected 1 to 60"]),
     ('namespace = "shop"', "", ["cache.namespace: found nothing; expected text"]),
@@ -228,11 +197,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (NODES, '"127.0.0.1:11211"', ["cache.nodes: found '127.0.0.1:11211'; expected array of text"]),
     (NODES, "[11211]", ["cache.nodes: found an array; expected array of text"]),
     (NODES, '["cache1"]', ["cache.nodes[0]: found 'cache1'; expected HOST:PORT; no port"]),
-    (
-        NODES,
-        NODES + '\nprevious_nodes = ["cache1"]',
-        ["cache.previous_nodes[0]: found 'cache1'; expected HOST:PORT"],
-    ),
+    (NODES, NODES + '\nprevious_nodes = ["cache1"]', ["cache.previous_nodes[0]: found 'cache1'; expected HOST:PORT"]),
     (NODES, NODES + '\nnodes_from = "dns:x"', ["cache.nodes_from: found 'dns:x'; expected \"file:PATH\" or"]),
     (NODES, NODES + '\nnodes_from = "srv:"', ["cache.nodes_from: found 'srv:'; expected"]),
     (NODES, '["cache1:"]', ["cache.nodes[0]: found 'cache1:'", "no port"]),
@@ -241,11 +206,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (NODES, '["cache1:65536"]', ["cache.nodes[0]", "port 65536 is not"]),
     (NODES, '["::1:11211"]', ["cache.nodes[0]", "an IPv6 address belongs in brackets"]),
     (NODES, '["[::1:11211"]', ["cache.nodes[0]", "an IPv6 address belongs in brackets"]),
-    (
-        NODES,
-        '["[::1]:1", "a:1", "[::1]:1"]',
-        ["cache.nodes[2]: found '[::1]:1'", "it is cache.nodes[0] already"],
-    ),
+    (NODES, '["[::1]:1", "a:1", "[::1]:1"]', ["cache.nodes[2]: found '[::1]:1'", "it is cache.nodes[0] already"]),
     (NODES, '["a:1", "A:1"]', ["cache.nodes[1]: found 'A:1'", "it is cache.nodes[0] already"]),
     (NODES, '["redis://:hunter2@h:1"]', ["cache.nodes[0]: found a text that may hold a password"]),
     (CACHE, "[cache]\nstripes = 0", ["cache.stripes: found 0; expected whole number from 1 to"]),
@@ -254,11 +215,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         CACHE,
         "[cache]\nmax_staleness_seconds = 7.5",
-        [
-            "cache.max_staleness_seconds: found 7.5",
-            "= 7.5 - 6 - 1 = 0.5 s",
-            "raise max_staleness_seconds to 9",
-        ],
+        ["cache.max_staleness_seconds: found 7.5", "= 7.5 - 6 - 1 = 0.5 s", "raise max_staleness_seconds to 9"],
     ),
     (CACHE, "[stream]\nheartbeat_seconds = 2.5\n[cache]", ["cache.max_staleness_seconds: found 10", "= 5 s"]),
     (
@@ -293,11 +250,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     ),
     (CACHE, "[http]\nlisten_on = 1\n[cache]", ["http.listen_on: found an unknown key", '"listen"?']),
     (OBJECT, OBJECT + '\ntabel = "x"', ["objects.customer.tabel: found an unknown key", '"table"?']),
-    (
-        SHARD,
-        SHARD + "\nreplica = []",
-        ["keyspaces.shop.shards[0].replica: found an unknown key", '"replicas"?'],
-    ),
+    (SHARD, SHARD + "\nreplica = []", ["keyspaces.shop.shards[0].replica: found an unknown key", '"replicas"?']),
     ('flavor = "mysql"', 'flavor = "mysql"\nflavour = 1', ["keyspaces.shop.flavour", '"flavor"?']),
     # shards
     (
@@ -319,11 +272,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (SHARD, SHARD + "\nserving = 1", ["shards[0].serving: found 1; expected true | false"]),
     (SHARD, SHARD + '\ncontinues = "-"', ["shards[0].continues: found '-'; expected array of text"]),
     # stream and http
-    (
-        CACHE,
-        '[stream]\nstart = "then"\n[cache]',
-        ['stream.start: found \'then\'; expected "progress" | "now" (a to'],
-    ),
+    (CACHE, '[stream]\nstart = "then"\n[cache]', ['stream.start: found \'then\'; expected "progress" | "now" (a to']),
     (
         CACHE,
         "[stream]\nstart = 2025-11-21\n[cache]",
@@ -334,22 +283,10 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         '[stream]\nreplica_choice = "nearest"\n[cache]',
         ['stream.replica_choice: found \'nearest\'; expected "primary" | "freshest" | "slowest"'],
     ),
-    (
-        CACHE,
-        "[stream]\nheartbeat_seconds = 0\n[cache]",
-        ["stream.heartbeat_seconds: found 0; expected number from"],
-    ),
-    (
-        CACHE,
-        '[http]\nlisten = "0.0.0.0:80"\n[cache]',
-        ["http.listen: found '0.0.0.0:80'; expected a loopback"],
-    ),
+    (CACHE, "[stream]\nheartbeat_seconds = 0\n[cache]", ["stream.heartbeat_seconds: found 0; expected number from"]),
+    (CACHE, '[http]\nlisten = "0.0.0.0:80"\n[cache]', ["http.listen: found '0.0.0.0:80'; expected a loopback"]),
     (CACHE, '[http]\nlisten = "db.example:80"\n[cache]', ["http.listen", "expected a loopback address"]),
-    (
-        CACHE,
-        '[http]\nlisten = "127.0.0.1"\n[cache]',
-        ["http.listen: found '127.0.0.1'; expected HOST:PORT; no port"],
-    ),
+    (CACHE, '[http]\nlisten = "127.0.0.1"\n[cache]', ["http.listen: found '127.0.0.1'; expected HOST:PORT; no port"]),
     (CACHE, "[http]\nlisten = 80\n[cache]", ["http.listen: found 80; expected text"]),
     # keyspaces
     ('flavor = "mysql"', "", ['keyspaces.shop.flavor: found nothing; expected "mysql" | "mariadb"']),
@@ -367,22 +304,10 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         SHARD + '\nreplicas = ["mysql://b@127.0.0.1/shop"]',
         ["replicas[0]: found the server of", "shards[0].primary"],
     ),
-    (
-        SHARD,
-        SHARD + '\nreplicas = ["mysql://b@h/shop2"]',
-        ["replicas[0]: found another database than the primary's"],
-    ),
+    (SHARD, SHARD + '\nreplicas = ["mysql://b@h/shop2"]', ["replicas[0]: found another database than the primary's"]),
     (SHARD, SHARD.replace("mysql:", "mariadb:"), ["primary: found a mariadb:// URL", 'flavor "mysql"']),
-    (
-        SHARD,
-        SHARD + '\npassword_file = "none"',
-        ["shards[0].password_file: found the password file", "No such file"],
-    ),
-    (
-        SHARD,
-        SHARD.replace("/shop", "/shop?password_file=none"),
-        ["primary: found the password file", "No such file"],
-    ),
+    (SHARD, SHARD + '\npassword_file = "none"', ["shards[0].password_file: found the password file", "No such file"]),
+    (SHARD, SHARD.replace("/shop", "/shop?password_file=none"), ["primary: found the password file", "No such file"]),
     # objects
     (OBJECT, "", ['objects.customer: found neither; expected either "table"']),
     (OBJECT, OBJECT + '\nkey = "id"\nmembers = {t = "id"}', ["objects.customer: found both"]),
@@ -408,23 +333,11 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     ),
     (OBJECT, OBJECT + '\nkey = "a"\nlimit = 3', ["objects.customer.order_by: found nothing"]),
     (OBJECT, OBJECT + '\norder_by = "b"\nlimit = 3', ["objects.customer.key: found nothing"]),
-    (
-        OBJECT,
-        'key = "a"\nmembers = {t = "a"}\norder_by = "b"\nlimit = 3',
-        ["objects.customer.table: found nothing"],
-    ),
+    (OBJECT, 'key = "a"\nmembers = {t = "a"}\norder_by = "b"\nlimit = 3', ["objects.customer.table: found nothing"]),
     (OBJECT, OBJECT + '\nkey = "a"\norder_by = []\nlimit = 3', ["order_by: found an empty array"]),
-    (
-        OBJECT,
-        OBJECT + '\nkey = "a"\norder_by = ["b", "b desc"]\nlimit = 3',
-        ["order_by: found a column twice"],
-    ),
+    (OBJECT, OBJECT + '\nkey = "a"\norder_by = ["b", "b desc"]\nlimit = 3', ["order_by: found a column twice"]),
     (OBJECT, OBJECT + '\nkey = "a"\norder_by = "t.b desc"\nlimit = 3', ["order_by: found 't.b'"]),
-    (
-        OBJECT,
-        OBJECT + '\nkey = "a"\norder_by = "b"\nlimit = 0',
-        ["limit: found 0; expected whole number from 1"],
-    ),
+    (OBJECT, OBJECT + '\nkey = "a"\norder_by = "b"\nlimit = 0', ["limit: found 0; expected whole number from 1"]),
     (
         OBJECT,
         OBJECT + '\nkey = "a"\norder_by = "b"\nlimit = 3\nfill_from_log = true',
@@ -437,18 +350,10 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         'key = "id"\nmembers = {t = "id"}\nfill_from_log = true',
         ["objects.customer.fill_from_log: found true; expected false for a composite"],
     ),
-    (
-        OBJECT,
-        OBJECT + "\nfill_from_log = 1",
-        ["objects.customer.fill_from_log: found 1; expected true | false"],
-    ),
+    (OBJECT, OBJECT + "\nfill_from_log = 1", ["objects.customer.fill_from_log: found 1; expected true | false"]),
     (OBJECT, 'members = {t = "id"}', ["objects.customer.key: found nothing"]),
     (OBJECT, 'key = "id"\nmembers = {}', ["objects.customer.members: found an empty table"]),
-    (
-        OBJECT,
-        'key = "id"\nmembers = {t = 1}',
-        ["objects.customer.members: found a table; expected table of text"],
-    ),
+    (OBJECT, 'key = "id"\nmembers = {t = 1}', ["objects.customer.members: found a table; expected table of text"]),
     (OBJECT, 'key = "id"\nmembers = {"shop.t" = "id"}', ["objects.customer.members.shop.t: found 'shop.t'"]),
     (
         OBJECT,
@@ -467,27 +372,15 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         'key = ["a", "b"]\nmembers = {t = ["b", "c"], u = "a"}',
         ["customer.members.u: found a; expected a column for each of the key's, in their order: a, b"],
     ),
-    (
-        OBJECT,
-        'key = ["a", "b"]\nmembers = {t = []}',
-        ["members.t: found an empty array; expected a column for"],
-    ),
-    (
-        OBJECT,
-        'key = "a"\nmembers = {t = ["a", "b"]}',
-        ["members.t: found a, b; expected a column for each of"],
-    ),
+    (OBJECT, 'key = ["a", "b"]\nmembers = {t = []}', ["members.t: found an empty array; expected a column for"]),
+    (OBJECT, 'key = "a"\nmembers = {t = ["a", "b"]}', ["members.t: found a, b; expected a column for each of"]),
     (
         OBJECT,
         'table = "shop.customers"',
         ["objects.customer.table: found 'shop.customers'", "without dots, backticks", "rename such a table"],
     ),
     (OBJECT, "table = 1", ["objects.customer.table: found 1; expected text"]),
-    (
-        OBJECT,
-        OBJECT + '\nkeyspace = "stock"',
-        ["objects.customer.keyspace: found 'stock'; expected one of shop"],
-    ),
+    (OBJECT, OBJECT + '\nkeyspace = "stock"', ["objects.customer.keyspace: found 'stock'; expected one of shop"]),
     ("[objects.customer]", '[objects."a b"]', ["objects.a b: found 'a b'; expected a name of 1 to 60"]),
     (
         "[objects.customer]\n" + OBJECT,
@@ -498,9 +391,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "says"), REFUSED)
-def test_one_mistake_is_one_problem_that_says_where_and_what(
-    load: Load, old: str, new: str, says: list[str]
-) -> None:
+def test_one_mistake_is_one_problem_that_says_where_and_what(load: Load, old: str, new: str, says: list[str]) -> None:
     assert MINIMAL.count(old) == 1, "the case must change one place"
     (problem,) = _problems(load, MINIMAL.replace(old, new))
     for words in says:
@@ -520,8 +411,7 @@ def test_no_text_is_empty(section: str, key: str, load: Load) -> None:
     for text in ("", " "):
         problems = _problems(load, f'{MINIMAL}[{section}]\n{key} = "{text}"\n')
         assert any(
-            f"{section}.{key}: found {text!r}; expected text that is not empty" in problem
-            for problem in problems
+            f"{section}.{key}: found {text!r}; expected text that is not empty" in problem for problem in problems
         ), problems
 
 
@@ -537,16 +427,13 @@ def test_all_problems_are_in_one_report(load: Load) -> None:
     ]
 
 
-SHARDED = MINIMAL.replace("[[", 'sharding = { column = "customer_id", function = "hash" }\n[[', 1).partition(
-    "[["
-)[0]
+SHARDED = MINIMAL.replace("[[", 'sharding = { column = "customer_id", function = "hash" }\n[[', 1).partition("[[")[0]
 
 
 def _sharded(*names: str, waiting: str = "") -> str:
     """A keyspace with these serving shards, and perhaps one that does not serve yet."""
     shards = [
-        f'[[keyspaces.shop.shards]]\nname = "{name}"\nprimary = "mysql://a@h{name}:3306/shop"\n'
-        for name in names
+        f'[[keyspaces.shop.shards]]\nname = "{name}"\nprimary = "mysql://a@h{name}:3306/shop"\n' for name in names
     ]
     if waiting:
         shards.append(
@@ -677,9 +564,7 @@ def test_files_are_read_again_in_another_folder(tmp_path: Path, monkeypatch: pyt
     assert find_password(address.password, "", "", 0) == "second"
 
 
-def test_a_password_of_the_own_environment_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_of_the_own_environment_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASS", "p%41@")
     address = ServerAddress.parse("mysql://app:x%40${PASS}@db/shop", os.environ, tmp_path)
     assert address.password == PasswordVariable(("x@", "PASS", ""))
@@ -812,26 +697,17 @@ def test_the_login_of_the_nodes(load: Load, tmp_path: Path) -> None:
         ('username = "c"\npassword = 4711', "cache.password: found a number; expected text"),
         ('username = "c"\npassword = "${NOPE}"', "cache.password: found environment variable not set: NOPE"),
         ('username = "c"\npassword = "${EMPTY}"', "cache.password: found an empty text"),
-        (
-            'username = "c"\npassword_command = "echo hunter2"',
-            "cache.password_command: found a text; expected array",
-        ),
+        ('username = "c"\npassword_command = "echo hunter2"', "cache.password_command: found a text; expected array"),
         ('username = "c"\npassword_command = []', "cache.password_command: found an empty array"),
         ('username = "c"\npassword_file = "none"', "cache.password_file: found the password file"),
         (f'{LOGIN}password_file = "hunter2"', "cache.password_file: found a password beside it"),
         ('tls = "yes"', "cache.tls: found 'yes'; expected true | false"),
-        (
-            'tls = false\ntls_ca = "freshness.toml"',
-            "cache.tls: found tls is false, and certificates are named",
-        ),
+        ('tls = false\ntls_ca = "freshness.toml"', "cache.tls: found tls is false, and certificates are named"),
         ('tls_key = "freshness.toml"', "cache.tls: found a client certificate needs both"),
         ('tls_ca = "none.pem"', "cache.tls: found tls_ca: the file"),
         ('backend = "memory"\ntls = true', 'cache.tls: found a setting; expected none with backend "memory"'),
         ('tls_cart = "x"', 'cache.tls_cart: found an unknown key; expected a known one; did you mean "tls_'),
-        (
-            'pasword = "hunter2"',
-            'cache.pasword: found an unknown key; expected a known one; did you mean "password"',
-        ),
+        ('pasword = "hunter2"', 'cache.pasword: found an unknown key; expected a known one; did you mean "password"'),
     ],
 )
 def test_a_wrong_login_of_the_nodes_is_refused_without_its_password(load: Load, text: str, says: str) -> None:
@@ -868,9 +744,7 @@ def test_each_program_needs_only_the_passwords_of_its_own_accounts(tmp_path: Pat
     both = {"SECRET": "i", "WEB_SECRET": "w"}
     invalidator = load_config(path, both).keyspaces["shop"].shards[0]
     assert invalidator.primary == ServerAddress("127.0.0.1", 3306, "invalidator", "i", "shop")
-    with pytest.raises(
-        ConfigError, match=r"shards\[0\]\.primary: found environment variable not set: SECRET"
-    ):
+    with pytest.raises(ConfigError, match=r"shards\[0\]\.primary: found environment variable not set: SECRET"):
         load_config(path, {"WEB_SECRET": "w"})
 
 
@@ -964,11 +838,7 @@ def test_a_keyspace_of_vitess(load: Load) -> None:
     one, two = keyspace.shards
     assert one.vtgate == two.vtgate
     assert one.vtgate is not None
-    assert (one.vtgate.target, one.vtgate.keyspace, one.vtgate.tablet_type) == (
-        "vtgate:15991",
-        "commerce",
-        "rdonly",
-    )
+    assert (one.vtgate.target, one.vtgate.keyspace, one.vtgate.tablet_type) == ("vtgate:15991", "commerce", "rdonly")
     assert (one.primary.database, one.writable.database) == ("commerce", "commerce:-80@primary")
     assert two.writable.database == "commerce:80-@primary"
     assert (one.writable.host, one.writable.port) == ("vtgate", 15306)
@@ -989,31 +859,15 @@ _GATE = 'vtgate = "vitess://app:hunter2@vtgate:15991/commerce?tablet_type=rdonly
     [
         (_TWO + _GATE, _TWO, 'shards[1].vtgate: found nothing; expected "vitess://'),
         (_TWO + _GATE, _TWO + "vtgate = 1\n", "shards[1].vtgate: found a number"),
-        (
-            _TWO + _GATE,
-            _TWO + _GATE.replace("rdonly", "copy"),
-            "shards[1].vtgate: found tablet_type is 'copy'",
-        ),
-        (
-            _TWO + _GATE,
-            _TWO + _GATE.replace("vitess:", "mysql:"),
-            "shards[1].vtgate: found the URL does not name",
-        ),
-        (
-            _TWO + _GATE,
-            _TWO + _GATE.replace("commerce", "other"),
-            "primary: found another database; expected /other",
-        ),
+        (_TWO + _GATE, _TWO + _GATE.replace("rdonly", "copy"), "shards[1].vtgate: found tablet_type is 'copy'"),
+        (_TWO + _GATE, _TWO + _GATE.replace("vitess:", "mysql:"), "shards[1].vtgate: found the URL does not name"),
+        (_TWO + _GATE, _TWO + _GATE.replace("commerce", "other"), "primary: found another database; expected /other"),
         (
             _TWO + _GATE,
             _TWO + _GATE + 'replicas = ["mysql://app@b:1/commerce"]\n',
             "replicas: found servers; expected none with flavor vitess",
         ),
-        (
-            _TWO + _GATE,
-            _TWO + _GATE + "adopt_promotions = true\n",
-            "shards[1].adopt_promotions: found flavor vitess",
-        ),
+        (_TWO + _GATE, _TWO + _GATE + "adopt_promotions = true\n", "shards[1].adopt_promotions: found flavor vitess"),
         (
             _TWO + _GATE,
             _TWO.replace("mysql:", "mariadb:") + _GATE,
@@ -1064,24 +918,12 @@ def test_transactions_of_a_shard_that_are_skipped(load: Load) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (
-            GTID,
-            GTID + "-24",
-            "skip[0].gtid: found '3E11FA47-71CA-11E1-9E33-C80AA9429562:23-24'; expected one GTID",
-        ),
+        (GTID, GTID + "-24", "skip[0].gtid: found '3E11FA47-71CA-11E1-9E33-C80AA9429562:23-24'; expected one GTID"),
         (GTID, "0-1-100", "skip[0].gtid: found '0-1-100'; expected one GTID"),
         (f'gtid = "{GTID}"', "", "skip[0].gtid: found nothing; expected text"),
         ('reason = "it is damaged"', "", "skip[0].reason: found nothing; expected text"),
-        (
-            'reason = "it is damaged"',
-            'reason = " "',
-            "skip[0].reason: found ' '; expected text that is not empty",
-        ),
-        (
-            "[[keyspaces.shop.shards.skip]]",
-            "[keyspaces.shop.shards.skip]",
-            "skip: found a table; expected one table",
-        ),
+        ('reason = "it is damaged"', 'reason = " "', "skip[0].reason: found ' '; expected text that is not empty"),
+        ("[[keyspaces.shop.shards.skip]]", "[keyspaces.shop.shards.skip]", "skip: found a table; expected one table"),
         (
             "reason",
             'table = "a"\nreason',
@@ -1129,8 +971,6 @@ def test_the_zone_of_an_application_is_of_its_environment(tmp_path: Path) -> Non
     config = load_config(path, {"PLACE": "east", "OTHER": "west"}, is_application=True)
     assert config.cache.zone == "east"
     assert config.keyspaces["shop"].shards[0].primary.zone == "west"
-    assert load_config(path, {"OTHER": "west"}).cache.zone == "${PLACE}", (
-        "no other program needs the variable"
-    )
+    assert load_config(path, {"OTHER": "west"}).cache.zone == "${PLACE}", "no other program needs the variable"
     with pytest.raises(ConfigError, match=r"cache\.zone.*PLACE"):
         load_config(path, {"OTHER": "west"}, is_application=True)

@@ -42,12 +42,7 @@ def test_a_whole_url() -> None:
 
 def test_defaults() -> None:
     address = parse("vitess://vtgate/commerce")
-    assert (address.target, address.tablet_type, address.tls, address.user) == (
-        "vtgate:15991",
-        "replica",
-        False,
-        "",
-    )
+    assert (address.target, address.tablet_type, address.tls, address.user) == ("vtgate:15991", "replica", False, "")
     assert str(address) == "vtgate:15991/commerce@replica"
     assert parse("vitess://[::1]:1/commerce").target == "[::1]:1"
     assert parse("vitess://h/commerce?tls=true").tls

@@ -129,8 +129,5 @@ def test_a_certificate_that_is_refused_is_no_server_that_is_down() -> None:
     refusal.verify_message = "certificate has expired"
     error.original_exception = refusal  # type: ignore[attr-defined]
     told = translated(error, ServerAddress(REMOTE), "connecting")
-    assert (
-        told.message
-        == f"{REMOTE}:3306: connecting: the server's certificate is refused: certificate has expired"
-    )
+    assert told.message == f"{REMOTE}:3306: connecting: the server's certificate is refused: certificate has expired"
     assert "tls_ca" in told.hint

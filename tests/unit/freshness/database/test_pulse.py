@@ -91,11 +91,7 @@ def test_a_beat_is_dated_from_its_begin(scene: Scene) -> None:
     first, second = scene.pulse.find_begun(1), scene.pulse.find_begun(2)
     assert first == 101.0
     assert second == 152.0
-    assert [scene.pulse.find_primary(number) for number in (1, 2, 99)] == [
-        "server of 0 rows",
-        "server of 1 rows",
-        "",
-    ]
+    assert [scene.pulse.find_primary(number) for number in (1, 2, 99)] == ["server of 0 rows", "server of 1 rows", ""]
     assert scene.writer.is_closed
 
 

@@ -48,10 +48,7 @@ TEST_XX = "42d2 1361 087a 4c07"
         ("unicode_loose_md5", "Test\t", "8245 6dd8 7a9c 7a02 b1c2 056b 5aba a272"),
         ("unicode_loose_md5", "TéstLooong", "9683 e12b 8043 0cd4 53f5 dfdf ba81 c9a5"),
         ("unicode_loose_md5", "T", "ac0f 9179 f51d b87f e8ec c0cf 40ca b97a"),
-        *(
-            ("unicode_loose_xxhash", text, TEST_XX)
-            for text in ("Test", "TEst", "Te\u0301st", "Tést", b"Test ")
-        ),
+        *(("unicode_loose_xxhash", text, TEST_XX) for text in ("Test", "TEst", "Te\u0301st", "Tést", b"Test ")),
         ("unicode_loose_xxhash", "Bést", "9269 75b9 ce2e c316"),
         ("unicode_loose_xxhash", " Test", "4fcb 8be3 4ec0 5775"),
         ("unicode_loose_xxhash", "Test\t", "20af 87fc 36e3 fd51"),

@@ -62,9 +62,7 @@ def test_a_primary_key_over_the_beginning_of_a_column_is_refused(
 
 
 @pytest.mark.parametrize("names", [("email", "tenant"), ("tenant", "email"), ("id",), ("tenant", "id")])
-def test_columns_that_a_unique_index_lies_within_find_one_row(
-    connection: Connection, names: tuple[str, ...]
-) -> None:
+def test_columns_that_a_unique_index_lies_within_find_one_row(connection: Connection, names: tuple[str, ...]) -> None:
     found = key_columns(connection, "shop", "users", names, True)
     assert tuple(column.name for column in found) == names
 
@@ -93,9 +91,7 @@ def test_other_columns_are_refused_as_the_key_of_a_row(
 def test_the_refusal_names_the_unique_indexes(connection: Connection) -> None:
     with pytest.raises(ConfigError) as refused:
         key_columns(connection, "shop", "users", ("tenant",), True)
-    assert (
-        "by_email (tenant, email), by_part (email(4)), by_rest (tenant, an expression)" in refused.value.hint
-    )
+    assert "by_email (tenant, email), by_part (email(4)), by_rest (tenant, an expression)" in refused.value.hint
 
 
 def test_a_member_may_have_any_column(connection: Connection) -> None:
@@ -111,9 +107,7 @@ def test_a_member_without_the_key_is_told_the_way_out(connection: Connection) ->
 
 
 def test_a_list_may_be_ordered_by_any_column_that_is_there(connection: Connection) -> None:
-    assert (
-        key_columns(connection, "shop", "users", ("tenant",), False, ("seen", "hidden"))[0].name == "tenant"
-    )
+    assert key_columns(connection, "shop", "users", ("tenant",), False, ("seen", "hidden"))[0].name == "tenant"
     with pytest.raises(ConfigError, match=r"shop\.users has no column placed"):
         key_columns(connection, "shop", "users", ("tenant",), False, ("seen", "placed"))
     with pytest.raises(ConfigError, match=r"column shop\.users\.hidden is invisible"):

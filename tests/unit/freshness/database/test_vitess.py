@@ -50,9 +50,7 @@ class Vtgate:
 
     tablets: list[Tablet]
     pins: bool = True
-    beats: list[tuple[Any, ...]] = field(
-        default_factory=lambda: [("epoch", 3, "", 0), ("me", 3, "", 5_000_000)]
-    )
+    beats: list[tuple[Any, ...]] = field(default_factory=lambda: [("epoch", 3, "", 0), ("me", 3, "", 5_000_000)])
     error: Exception | None = None
     open: bool = True
     statements: list[str] = field(default_factory=list)
@@ -133,12 +131,7 @@ def test_the_rows_reflect_all_of_the_token() -> None:
     for _ in range(6):
         number, token = read_with_token(vtgate.connection, SHARD, one_row)
         assert token is not None
-        assert (token.lineage, token.shard, token.epoch, token.timestamp_us) == (
-            "shop/-80",
-            "-80",
-            3,
-            5_000_000,
-        )
+        assert (token.lineage, token.shard, token.epoch, token.timestamp_us) == ("shop/-80", "-80", 3, 5_000_000)
         seen = MysqlGtidSet.parse(f"{UUID}:1-{number}")
         assert seen.contains(token.position)
         assert not token.position.contains(MysqlGtidSet.of(UUID, number + 1))
@@ -212,10 +205,7 @@ def test_reads_above_a_position_count_for_nothing_where_vtgate_changes_the_table
 
 def test_nothing_is_read_above_a_position_that_no_heartbeat_tells() -> None:
     vtgate = Vtgate([Tablet("a", 10)], beats=[])
-    with (
-        pytest.raises(ConfigError, match="no heartbeats"),
-        reading_above(vtgate.connection, "mysql", CONFIGURED),
-    ):
+    with pytest.raises(ConfigError, match="no heartbeats"), reading_above(vtgate.connection, "mysql", CONFIGURED):
         pytest.fail("there is no position")
 
 

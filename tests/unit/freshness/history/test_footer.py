@@ -70,9 +70,7 @@ def test_a_footer_tells_which_tables_the_file_carries() -> None:
         ({"resume": "ft9.x"}, "is not an event token"),
     ],
 )
-def test_a_footer_that_will_not_do_is_refused_with_its_file(
-    changed: dict[str, str | None], problem: str
-) -> None:
+def test_a_footer_that_will_not_do_is_refused_with_its_file(changed: dict[str, str | None], problem: str) -> None:
     with pytest.raises(FormatError, match=f"some.parquet: .*{problem}") as caught:
         parse_footer("some.parquet", encoded(FOOTER, **changed))
     assert caught.value.hint

@@ -159,12 +159,7 @@ def test_every_action_is_a_row_with_all_columns(tmp_path: Path) -> None:
         "count": 1,
     }
     assert second["sequence"] == 2
-    assert (second["digest"], second["is_absent"], second["version"], second["observed"]) == (
-        None,
-        True,
-        None,
-        None,
-    )
+    assert (second["digest"], second["is_absent"], second["version"], second["observed"]) == (None, True, None, None)
     (path,) = tmp_path.glob("*.parquet")
     metadata = pq.read_metadata(path).metadata
     assert metadata[KIND_KEY.encode()] == b"actions"
@@ -256,9 +251,7 @@ def test_a_sample_is_of_items(tmp_path: Path, sample: float) -> None:
     assert all(recorder.wants(b"k%d" % number) == again.wants(b"k%d" % number) for number in range(200))
 
 
-def test_without_its_package_the_configuration_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_package_the_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from freshness.config.config import load_config

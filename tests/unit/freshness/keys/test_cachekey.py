@@ -265,9 +265,7 @@ EXACT_COLUMNS = {
     KeyColumn("b", ColumnKind.BINARY): st.binary(max_size=40),
     KeyColumn("d", ColumnKind.DECIMAL): st.decimals(allow_nan=False, allow_infinity=False, places=3).map(abs),
     KeyColumn("t", ColumnKind.DATETIME): st.datetimes(),
-    KeyColumn("s", ColumnKind.STRING, "utf8mb4_0900_bin"): st.text(
-        st.sampled_from("aA :%!~-é\n"), max_size=90
-    ),
+    KeyColumn("s", ColumnKind.STRING, "utf8mb4_0900_bin"): st.text(st.sampled_from("aA :%!~-é\n"), max_size=90),
 }
 exact_tuples = st.lists(st.sampled_from(list(EXACT_COLUMNS)), min_size=1, max_size=3).flatmap(
     lambda columns: st.tuples(
@@ -316,7 +314,5 @@ def test_boundaries_between_columns_do_not_move(values: list[str], data: st.Data
     joined = "".join(values)
     cut = data.draw(st.integers(0, len(joined)))
     other = [joined[:cut], joined[cut:]]
-    same_item = (
-        KeyBuilder("s", "o", columns).build(values).item == KeyBuilder("s", "o", columns).build(other).item
-    )
+    same_item = KeyBuilder("s", "o", columns).build(values).item == KeyBuilder("s", "o", columns).build(other).item
     assert same_item == (values == other)

@@ -28,9 +28,7 @@ def test_text_is_read_and_printed(text: str, start: bytes, end: bytes, canonical
     assert KeyRange.parse(canonical) == key_range
 
 
-@pytest.mark.parametrize(
-    "text", ["", "80", "1", "00", "-8", "4-8", "g0-", "80-40", "80-80", "-00", "--", "40-80-c0"]
-)
+@pytest.mark.parametrize("text", ["", "80", "1", "00", "-8", "4-8", "g0-", "80-40", "80-80", "-00", "--", "40-80-c0"])
 def test_malformed_text_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(FormatError) as caught:
         KeyRange.parse(text)

@@ -118,10 +118,7 @@ def test_bytes_of_a_flow(requests: Sequence[Request], expected: bytes) -> None:
 )
 def test_a_ttl_is_never_shorter_than_asked_nor_an_absolute_time(ttl_seconds: int, sent: int) -> None:
     """F50: the first second is partial, and above 30 days memcached reads a date in 1970."""
-    requests: list[Request] = [
-        Add(b"k", b"v", ttl_seconds),
-        Cas(b"k", b"v", 1, ttl_seconds),
-    ]
+    requests: list[Request] = [Add(b"k", b"v", ttl_seconds), Cas(b"k", b"v", 1, ttl_seconds)]
     assert b"".join(encode_flow(requests)[0]).count(b" T%d" % sent) == 2
 
 
@@ -200,9 +197,7 @@ def test_a_reply_that_breaks_off_is_no_reply(
 
 
 @pytest.mark.parametrize(("requests", "received", "expected"), [case for case in GOOD if case[0]])
-def test_bytes_too_many_are_an_error(
-    requests: Sequence[Request], received: bytes, expected: list[Reply]
-) -> None:
+def test_bytes_too_many_are_an_error(requests: Sequence[Request], received: bytes, expected: list[Reply]) -> None:
     with pytest.raises(ProtocolError, match="after the last reply"):
         read(requests, received + b"EN\r\n")
 
@@ -401,8 +396,7 @@ def test_values_whose_answers_come_in_pieces_are_found_whole(cut: int, second: i
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [b"VA 2\r\nab\r\n", b"VA 2\r\nab\r\nHD\r\n", b"EN\r\nEN\r\nEN\r\n", b"EN\r\nVA 2\r\nabc\r\n", b"VA\r\n"],
+    "answer", [b"VA 2\r\nab\r\n", b"VA 2\r\nab\r\nHD\r\n", b"EN\r\nEN\r\nEN\r\n", b"EN\r\nVA 2\r\nabc\r\n", b"VA\r\n"]
 )
 def test_answers_that_are_not_as_many_values_are_an_error(answer: bytes) -> None:
     node = MemcachedNode("127.0.0.1:1")
@@ -414,14 +408,7 @@ def test_answers_that_are_not_as_many_values_are_an_error(answer: bytes) -> None
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        b"VA x\r\n",
-        b"VA 2 \r\nab\r\n",
-        b"VA 2\r\nabc\r\n",
-        b"HD\r\n",
-        b"VA 2\r\nab\r\nEN\r\n",
-        b"EN\r\nEN\r\n",
-    ],
+    [b"VA x\r\n", b"VA 2 \r\nab\r\n", b"VA 2\r\nabc\r\n", b"HD\r\n", b"VA 2\r\nab\r\nEN\r\n", b"EN\r\nEN\r\n"],
 )
 def test_an_answer_that_is_no_item_is_an_error(answer: bytes) -> None:
     node = MemcachedNode("127.0.0.1:1")
@@ -505,9 +492,7 @@ def invalidate_key(node: MemcachedNode) -> Sequence[int]:
     return BlockingDriver({node.name: node}, lambda _: None).run(procedure)
 
 
-def test_no_answer_is_no_acknowledgement(
-    script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer_is_no_acknowledgement(script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """F11: a server that dies over an invalidation. A client that answers a default would acknowledge it."""
     node = connect(script, [*GREETING, b""], [*GREETING, b""], timeout_seconds=0.2)
     with pytest.raises(NodeUnavailable):
@@ -636,9 +621,7 @@ def test_a_refusal_inside_a_large_flow_counts_for_all_its_appends() -> None:
         ([b"HTTP/1.1 400 Bad Request\r\n"], "is no memcached: it answers .*HTTP/1.1 400"),
     ],
 )
-def test_a_server_that_can_never_serve(
-    script: list[ScriptedServer], greeting: list[bytes | None], what: str
-) -> None:
+def test_a_server_that_can_never_serve(script: list[ScriptedServer], greeting: list[bytes | None], what: str) -> None:
     node = connect(script, greeting)
     with pytest.raises(NodeUnsuitable, match=what) as caught:
         node.perform([GET])
@@ -714,9 +697,7 @@ def test_an_address_that_is_none() -> None:
 
 def test_over_tls_no_command_is_cut_by_the_end_of_a_record() -> None:
     """memcached would sleep over the rest of it."""
-    commands = [
-        bytes((65 + number % 26,)) * size for number, size in enumerate((9000, 7384, 1, 16384, 5, 20_000, 3))
-    ]
+    commands = [bytes((65 + number % 26,)) * size for number, size in enumerate((9000, 7384, 1, 16384, 5, 20_000, 3))]
     records = memcached._pack_records(commands)
     assert [len(record) for record in records] == [16384, 1, 16384, 5, 20_000, 3]
     assert b"".join(records) == b"".join(commands)
@@ -736,9 +717,7 @@ class Resolver:
 
     def lead_to(self, *addresses: str) -> None:
         places = [address.rpartition(":") for address in addresses]
-        self.found = [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(port))) for host, _, port in places
-        ]
+        self.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(port))) for host, _, port in places]
 
     def resolve(self, *_: object, **__: object) -> list[Any]:
         self.asked += 1
@@ -755,13 +734,9 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
     return Resolver(monkeypatch)
 
 
-def test_a_connection_ends_when_its_name_leads_elsewhere(
-    script: list[ScriptedServer], resolver: Resolver
-) -> None:
+def test_a_connection_ends_when_its_name_leads_elsewhere(script: list[ScriptedServer], resolver: Resolver) -> None:
     """The server that the name has left still answers, and would do so as long as it lives."""
-    first, second = (
-        ScriptedServer([[*GREETING, *[b"VA 1 c1 t-1\r\n%b\r\n" % value] * 3]]) for value in (b"f", b"p")
-    )
+    first, second = (ScriptedServer([[*GREETING, *[b"VA 1 c1 t-1\r\n%b\r\n" % value] * 3]]) for value in (b"f", b"p"))
     script += first, second
     resolver.lead_to(first.address)
     node = MemcachedNode("cache:11211", Reach(network=resolver.network))
@@ -779,9 +754,7 @@ def test_a_connection_ends_when_its_name_leads_elsewhere(
     node.close()
 
 
-def test_a_name_that_cannot_be_looked_up_ends_no_connection(
-    script: list[ScriptedServer], resolver: Resolver
-) -> None:
+def test_a_name_that_cannot_be_looked_up_ends_no_connection(script: list[ScriptedServer], resolver: Resolver) -> None:
     script.append(ScriptedServer([[*GREETING, b"EN\r\n"]]))
     resolver.lead_to("127.0.0.1:1", script[0].address)
     node = MemcachedNode("cache:11211", Reach(network=resolver.network))

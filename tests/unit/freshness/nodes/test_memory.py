@@ -36,9 +36,7 @@ class Clock:
         return self.seconds
 
 
-def store_of(
-    clock: Clock, *, capacity_items: int | None = None, item_size_max: int = 1_000_000
-) -> MemoryStore:
+def store_of(clock: Clock, *, capacity_items: int | None = None, item_size_max: int = 1_000_000) -> MemoryStore:
     return MemoryStore("memory:1", clock=clock, capacity_items=capacity_items, item_size_max=item_size_max)
 
 

@@ -74,9 +74,6 @@ def test_a_dump_is_read(answers: list[bytes], keys: list[bytes], waits: int) -> 
 )
 def test_a_dump_that_is_cut_or_never_given_is_no_empty_one(answer: bytes, message: str) -> None:
     slept: list[float] = []
-    with (
-        pytest.raises(NodeUnavailable, match=message),
-        open_dump(DumpingNode(answer), "shop", slept.append),
-    ):
+    with pytest.raises(NodeUnavailable, match=message), open_dump(DumpingNode(answer), "shop", slept.append):
         pass
     assert len(slept) in (0, BUSY_RETRIES_MAX)

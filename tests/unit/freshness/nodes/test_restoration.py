@@ -70,9 +70,7 @@ def wait_complete(restoration: Restoration) -> None:
         time.sleep(0.01)
 
 
-def test_missing_stripes_come_back_with_all_that_was_streamed(
-    restoration: Restoration, store: MemoryStore
-) -> None:
+def test_missing_stripes_come_back_with_all_that_was_streamed(restoration: Restoration, store: MemoryStore) -> None:
     restoration.start()
     wait_complete(restoration)
     assert restoration.restorers[0].restored == STRIPES

@@ -51,9 +51,7 @@ SCHEMA: dict[str, KeyColumn] = {
     "blocks_page": replace(SLUG, name="page"),
     "blocks_tenant_id": KeyColumn("tenant_id", ColumnKind.INTEGER),
     **{
-        f"{table}_{name}": KeyColumn(name, ColumnKind.INTEGER)
-        for table in ("cells", "others")
-        for name in ("x", "y")
+        f"{table}_{name}": KeyColumn(name, ColumnKind.INTEGER) for table in ("cells", "others") for name in ("x", "y")
     },
 }
 """By table and column; by table alone, its primary key."""
@@ -69,9 +67,7 @@ def define(tmp_path: Path) -> Define:
         path.write_text(HEAD + objects)
         config: Config = load_config(path, {})
 
-        def find_columns(
-            keyspace: str, table: str, names: tuple[str, ...], *_: object
-        ) -> tuple[KeyColumn, ...]:
+        def find_columns(keyspace: str, table: str, names: tuple[str, ...], *_: object) -> tuple[KeyColumn, ...]:
             assert keyspace == "shop"
             if table in changes:
                 return changes[table]
@@ -185,9 +181,7 @@ def test_an_upgrade_empties_no_cache(define: Define) -> None:
         (', blocks = ["tenant", "page"]', ""),
     ],
 )
-def test_a_changed_key_of_several_columns_changes_the_fingerprint(
-    define: Define, previous: str, new: str
-) -> None:
+def test_a_changed_key_of_several_columns_changes_the_fingerprint(define: Define, previous: str, new: str) -> None:
     assert previous in PAGE
     changed = define(PAGE.replace(previous, new))["page"].policy.fingerprint
     assert changed != define(PAGE)["page"].policy.fingerprint
@@ -222,9 +216,7 @@ def test_a_changed_name_or_member_changes_the_fingerprint(define: Define) -> Non
     profile = define(PROFILE)["profile"].policy.fingerprint
     renamed = define(PROFILE.replace("objects.profile", "objects.person"))["person"].policy.fingerprint
     smaller = define(PROFILE.replace(', orders = "customer_id"', ""))["profile"].policy.fingerprint
-    other_key = define(PROFILE.replace('key = "customer_id"', 'key = "customer"'))[
-        "profile"
-    ].policy.fingerprint
+    other_key = define(PROFILE.replace('key = "customer_id"', 'key = "customer"'))["profile"].policy.fingerprint
     assert len({profile, renamed, smaller, other_key}) == 4
 
 
@@ -272,10 +264,7 @@ def test_members_with_keys_of_several_lengths_are_refused(define: Define) -> Non
     ("column", "problem"),
     [
         (KeyColumn("page", ColumnKind.BINARY), "slug in its key has several types"),
-        (
-            KeyColumn("page", ColumnKind.STRING, "utf8mb4_general_ci"),
-            "share slug in its key in several spellings",
-        ),
+        (KeyColumn("page", ColumnKind.STRING, "utf8mb4_general_ci"), "share slug in its key in several spellings"),
     ],
 )
 def test_each_column_of_a_key_is_checked(define: Define, column: KeyColumn, problem: str) -> None:
@@ -462,9 +451,7 @@ def test_a_composite_is_of_one_shard_only_where_all_members_are(tmp_path: Path) 
     assert together.policy_for((1,)).lineages == ("shop/-80",)
 
 
-def test_a_composite_is_of_one_shard_where_all_members_have_the_sharding_column_at_one_place(
-    tmp_path: Path,
-) -> None:
+def test_a_composite_is_of_one_shard_where_all_members_have_the_sharding_column_at_one_place(tmp_path: Path) -> None:
     page = PAGE.replace('"tenant", "page"', '"tenant_id", "page"')
     together = sharded(tmp_path, "tenant_id", page)["page"]
     assert together.policy_for((1, "a")).lineages == ("shop/-80",)
@@ -473,9 +460,7 @@ def test_a_composite_is_of_one_shard_where_all_members_have_the_sharding_column_
     assert apart.policy_for((1, "a")).lineages == ("shop/-80", "shop/80-"), "blocks may lie elsewhere"
     turned = '[objects.pair]\nkey = ["a", "b"]\nmembers = { cells = ["x", "y"], others = ["y", "x"] }\n'
     pair = sharded(tmp_path, "x", turned)["pair"]
-    assert pair.policy_for((1, 1)).lineages == ("shop/-80", "shop/80-"), (
-        "each tells its shard by another value"
-    )
+    assert pair.policy_for((1, 1)).lineages == ("shop/-80", "shop/80-"), "each tells its shard by another value"
 
 
 @pytest.mark.parametrize("collation", ["utf8mb4_bin", "utf8mb4_general_ci"])

@@ -9,13 +9,7 @@ import pytest
 
 from freshness.errors import FormatError
 from freshness.position import MariadbPosition, MysqlGtidSet, Order, Position
-from freshness.position.token import (
-    ENCODED_BYTES_MAX,
-    TEXT_PREFIX,
-    EventToken,
-    compare,
-    covers,
-)
+from freshness.position.token import ENCODED_BYTES_MAX, TEXT_PREFIX, EventToken, compare, covers
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 SECOND_US = 1_000_000
@@ -48,12 +42,7 @@ def test_mariadb_tokens_round_trip() -> None:
         (token(f"{A}:1-2:4", timestamp_us=9), token(f"{A}:1-3"), Order.UNKNOWN, False),
         (token(f"{A}:1-5"), token(f"{A}:3", epoch=2), Order.UNKNOWN, False),
         (token(f"{A}:1-5"), token(f"{A}:3", lineage="other"), Order.UNKNOWN, False),
-        (
-            token(f"{A}:1-5"),
-            dataclasses.replace(token(""), position=MariadbPosition()),
-            Order.UNKNOWN,
-            False,
-        ),
+        (token(f"{A}:1-5"), dataclasses.replace(token(""), position=MariadbPosition()), Order.UNKNOWN, False),
         (token(f"{A}:1-5"), token(f"{A}:3", shard="80-"), Order.NEWER, True),  # one lineage is one history
     ],
 )
@@ -127,9 +116,7 @@ def test_text_that_is_no_token_is_refused_with_a_hint(text: str) -> None:
 
 def test_two_spellings_of_one_token_are_not_accepted() -> None:
     """Unused bits of the last base64 character must be zero: one token, one text."""
-    one = next(
-        candidate for n in range(1, 4) if len((candidate := token(f"{A}:1", shard="s" * n)).encode()) % 3 == 1
-    )
+    one = next(candidate for n in range(1, 4) if len((candidate := token(f"{A}:1", shard="s" * n)).encode()) % 3 == 1)
     text = str(one)
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     with pytest.raises(FormatError, match="altered"):

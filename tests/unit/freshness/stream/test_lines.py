@@ -25,10 +25,7 @@ SCHEMA = SchemaLine(
     keyspace="shop",
     shard="-",
     table="customers",
-    columns=(
-        TableColumn("id", "bigint", False),
-        TableColumn("kind", "enum", True, charset="latin1", labels=("ä",)),
-    ),
+    columns=(TableColumn("id", "bigint", False), TableColumn("kind", "enum", True, charset="latin1", labels=("ä",))),
     key=("id",),
     key_source="log",
     token="ft1.x",
@@ -78,12 +75,7 @@ def test_a_line_comes_back(line: Line, event: str) -> None:
 
 def test_an_error_line_has_what_a_person_can_act_on() -> None:
     line = ErrorLine.of(HistoryLost("gone", hint="start again"), "fr1.x")
-    assert (line.error, line.message, line.hint, line.resume) == (
-        "HistoryLost",
-        "gone",
-        "start again",
-        "fr1.x",
-    )
+    assert (line.error, line.message, line.hint, line.resume) == ("HistoryLost", "gone", "start again", "fr1.x")
 
 
 def test_only_keys_with_something_to_say_are_there() -> None:

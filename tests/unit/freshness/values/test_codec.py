@@ -45,10 +45,7 @@ ROUND_TRIPS: list[Any] = [
     "",
     b"",
     {"id": 42, "name": "Ada", "score": 1.5, "photo": b"\x00\xff", "note": None, "active": True},
-    {
-        "price": Decimal("10.50"),
-        "wide": Decimal("12345678901234567890123456789.123456789012345678901234567890"),
-    },
+    {"price": Decimal("10.50"), "wide": Decimal("12345678901234567890123456789.123456789012345678901234567890")},
     {"created": datetime(2025, 11, 21, 8, 9, 10, 123456), "day": date(2025, 11, 21)},  # noqa: DTZ001
     {"created": datetime(2025, 11, 21, tzinfo=UTC)},
     {"created": datetime(2025, 11, 21, tzinfo=timezone(-timedelta(hours=3, minutes=30)))},
@@ -117,9 +114,7 @@ REFUSED: list[tuple[object, str, str]] = [
 
 
 @pytest.mark.parametrize(("value", "what", "where"), REFUSED)
-def test_what_would_not_come_back_the_same_is_refused_with_its_place(
-    value: object, what: str, where: str
-) -> None:
+def test_what_would_not_come_back_the_same_is_refused_with_its_place(value: object, what: str, where: str) -> None:
     with pytest.raises(FormatError) as caught:
         encode_value(value)
     assert what in caught.value.message
@@ -214,8 +209,6 @@ def test_rows_that_differ_have_two_digests(one: dict[str, object], other: dict[s
     assert digests[0] != digests[1]
 
 
-@pytest.mark.parametrize(
-    "value", [Decimal("NaN"), datetime(2025, 11, 21, tzinfo=UTC), time(8), ["a list"]], ids=repr
-)
+@pytest.mark.parametrize("value", [Decimal("NaN"), datetime(2025, 11, 21, tzinfo=UTC), time(8), ["a list"]], ids=repr)
 def test_a_row_with_a_value_that_has_no_canonical_form_has_no_digest(value: object) -> None:
     assert row_digest({"id": 1, "v": value}) is None

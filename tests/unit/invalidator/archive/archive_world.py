@@ -67,23 +67,14 @@ def start(number: int, shard: str = "-") -> dict[str, EventToken]:
     return {f"shop/{shard}": token(number, shard, everything=True)}
 
 
-def message(
-    number: int, *changes: RowChange, shard: str = "-", epoch: int = 1, **options: Any
-) -> StreamMessage:
+def message(number: int, *changes: RowChange, shard: str = "-", epoch: int = 1, **options: Any) -> StreamMessage:
     place = {name: options.pop(name) for name in ("first_row", "is_last") if name in options}
     row_numbers = options.pop("row_numbers", None)
     own = token(number, shard, epoch=epoch)
     resume = token(number if place.get("is_last", True) else number - 1, shard, epoch=epoch, everything=True)
     transaction = Transaction(own.position, own.timestamp_us, changes, **place, **options)
     return StreamMessage(
-        "shop",
-        shard,
-        own,
-        transaction,
-        {own.lineage: resume},
-        own.timestamp_us,
-        row_numbers=row_numbers,
-        **place,
+        "shop", shard, own, transaction, {own.lineage: resume}, own.timestamp_us, row_numbers=row_numbers, **place
     )
 
 

@@ -119,10 +119,7 @@ def find_unfinished(folder: Path) -> list[Path]:
 
 def numbers(folder: Path) -> list[str]:
     return [
-        str(each.token.position)
-        for lineage in open_archive(folder)
-        for each in lineage.messages()
-        if each.is_last
+        str(each.token.position) for lineage in open_archive(folder) for each in lineage.messages() if each.is_last
     ]
 
 

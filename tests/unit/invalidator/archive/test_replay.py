@@ -214,11 +214,7 @@ def test_a_transaction_larger_than_the_invalidator_holds_raises_its_tables(
 
 def test_pieces_are_put_together_and_void_ones_are_dropped() -> None:
     row = RowChange("customers", "insert", None, {"id": 1, "v": ""})
-    pieces = [
-        message(1, row, row, is_last=False),
-        message(1, row, is_last=False),
-        message(1, row, first_row=1),
-    ]
+    pieces = [message(1, row, row, is_last=False), message(1, row, is_last=False), message(1, row, first_row=1)]
     source = ReplaySource(Recording("shop", LINEAGE, MysqlGtidSet(), lambda: iter(pieces)))
     source.open(MysqlGtidSet())
     [transaction] = source.poll(0, 10)
@@ -295,9 +291,7 @@ def test_a_namespace_that_is_in_use_is_refused(config: Config, nodes: Nodes, tmp
     assert all(nodes.record(name).life != before[name].life for name in NODES)
 
 
-def test_a_node_that_cannot_be_asked_is_not_taken_for_unused(
-    config: Config, nodes: Nodes, tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_be_asked_is_not_taken_for_unused(config: Config, nodes: Nodes, tmp_path: Path) -> None:
     nodes.stores[NODES[1]].down = True
     with pytest.raises(NodeUnavailable):
         make_replay(config, nodes, record_archive(tmp_path / "archive", MESSAGES)).run()

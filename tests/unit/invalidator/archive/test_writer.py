@@ -61,9 +61,7 @@ def rows(world: World) -> list[dict[str, Any]]:
 def test_what_is_written_is_read_back(world: World) -> None:
     messages = [
         message(5, INSERT, UPDATE),
-        message(
-            6, DELETE, raised_tables=frozenset(("customers",)), reasons=("TRUNCATE",), heartbeats=(BEAT,)
-        ),
+        message(6, DELETE, raised_tables=frozenset(("customers",)), reasons=("TRUNCATE",), heartbeats=(BEAT,)),
         message(7),
         message(3, UPDATE, shard="80-"),
     ]
@@ -110,9 +108,7 @@ def test_a_row_is_the_value_of_no_item_of_another_unique_key(tmp_path: Path) -> 
     """Before the change that key may have belonged to another row: the row's before image is not the item's."""
     by_v = CONFIG + '[objects.by_v]\ntable = "customers"\nkey = "v"\n'
     with World(tmp_path / "archive", config=by_v) as world:
-        world.writer.write(
-            message(5, RowChange("customers", "update", {"id": 1, "v": 7}, {"id": 1, "v": 8}, SHAPES))
-        )
+        world.writer.write(message(5, RowChange("customers", "update", {"id": 1, "v": 7}, {"id": 1, "v": 8}, SHAPES)))
         world.writer.close()
         [row] = rows(world)
     assert {b"shop:by_v:7", b"shop:by_v:8"} < set(row["items"])
@@ -232,9 +228,7 @@ def test_pieces_without_a_last_one_are_void(world: World) -> None:
 
 
 @pytest.mark.parametrize("number", [5, 6])
-def test_a_whole_transaction_behind_void_pieces_is_recorded_and_they_are_not(
-    number: int, world: World
-) -> None:
+def test_a_whole_transaction_behind_void_pieces_is_recorded_and_they_are_not(number: int, world: World) -> None:
     """F29: a crash of the primary cut the pieces off; their number may be given again, or a later one comes."""
     world.writer.write(pieces(5)[0])
     world.writer.write(insert(number))
@@ -441,9 +435,7 @@ def test_a_file_has_its_name_when_it_is_on_the_disk(world: World, monkeypatch: p
     assert done[place + 1 :] == [("synced", folder.stat().st_ino) for folder in list(path.parents)[:3]]
 
 
-def test_what_was_left_unfinished_is_removed_with_a_warning(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_left_unfinished_is_removed_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.writer.write(insert(1))
     world.writer.close()
     torn = find_files(world.folder)[0].path.parent / f".changes-00000000-0000000000000002{UNFINISHED}"
@@ -519,9 +511,7 @@ def keep_rows(path: Path, places: list[int]) -> None:
     pq.write_table(table.take(places).replace_schema_metadata(metadata), path)
 
 
-@pytest.mark.parametrize(
-    ("rows_left", "problem"), [(slice(0, 1), "is not whole"), (slice(1, 2), "is not whole")]
-)
+@pytest.mark.parametrize(("rows_left", "problem"), [(slice(0, 1), "is not whole"), (slice(1, 2), "is not whole")])
 def test_rows_that_are_missing_are_found(rows_left: slice, problem: str, tmp_path: Path) -> None:
     with World(tmp_path) as world:
         world.writer.write(message(1, INSERT, UPDATE))

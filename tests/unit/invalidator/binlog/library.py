@@ -162,11 +162,7 @@ def _as_shown(value: Any, kind: int, binary_length: int) -> Any:
     """What the library leaves as the log has it: YEAR 0, the zero TIMESTAMP, a BINARY without zero bytes."""
     if kind == FIELD_TYPE.YEAR and value == 1900:
         return 0
-    if (
-        kind in (FIELD_TYPE.TIMESTAMP, FIELD_TYPE.TIMESTAMP2)
-        and value is not None
-        and value < _FIRST_TIMESTAMP
-    ):
+    if kind in (FIELD_TYPE.TIMESTAMP, FIELD_TYPE.TIMESTAMP2) and value is not None and value < _FIRST_TIMESTAMP:
         return UNREADABLE
     return value.ljust(binary_length, b"\0") if isinstance(value, bytes) else value
 
@@ -190,9 +186,7 @@ def _repair_columns(table: Any, metadata: Any, flavor: str) -> Iterator[str]:
                 # The library would take an unknown one for UTF-8.
                 column.character_set_name = _name_unknown_charset(number, flavor)
             # It would read these in the byte order of this machine.
-            column.character_set_name = _UTF_BIG_ENDIAN.get(
-                column.character_set_name, column.character_set_name
-            )
+            column.character_set_name = _UTF_BIG_ENDIAN.get(column.character_set_name, column.character_set_name)
         elif column.type == FIELD_TYPE.ENUM:
             if not column.enum_values:
                 yield column.name
@@ -206,10 +200,7 @@ def _repair_columns(table: Any, metadata: Any, flavor: str) -> Iterator[str]:
                     yield column.name
         elif column.type == FIELD_TYPE.SET and not (
             column.set_values
-            and (
-                column.character_set_name in _ASCII_LABELS_ARE_SAFE
-                or all(map(str.isascii, column.set_values))
-            )
+            and (column.character_set_name in _ASCII_LABELS_ARE_SAFE or all(map(str.isascii, column.set_values)))
         ):
             column.set_values = None
             yield column.name

@@ -98,9 +98,7 @@ def table_map(
     metadata = b"".join(column.metadata for column in columns)
     body = table_id.to_bytes(6, "little") + b"\1\0"
     body += b"".join(bytes((len(each),)) + each.encode() + b"\0" for each in (database, name))
-    body += packed(len(columns)) + bytes(
-        STRING if column.kind in (ENUM, SET) else column.kind for column in columns
-    )
+    body += packed(len(columns)) + bytes(STRING if column.kind in (ENUM, SET) else column.kind for column in columns)
     body += packed(len(metadata)) + metadata + bits([column.is_nullable for column in columns])
     signs = [column.is_unsigned for column in columns if column.kind in _NUMERIC]
     if signs:

@@ -64,9 +64,7 @@ def make_decoder(
 ) -> FastTrack:
     """``skips``: numbers of the transactions that are skipped."""
     definitions = {
-        "o": ObjectDefinition(
-            cast(Any, None), cast(Any, None), KeyBuilder("n", "o", (NUMBER,)), {"goods": (NUMBER,)}
-        )
+        "o": ObjectDefinition(cast(Any, None), cast(Any, None), KeyBuilder("n", "o", (NUMBER,)), {"goods": (NUMBER,)})
     }
     subscription = Subscription(flavor, "shop", frozenset(("goods", "child")), "beats", skip(flavor, *skips))
     made = make_source_decoder(
@@ -194,9 +192,7 @@ def random_transaction(chance: random.Random, flavor: str, number: int) -> list[
         )  # fmt: skip
         parts.insert(chance.randrange(len(parts) + 1), other)
     elif strange < 0.28:
-        parts.insert(
-            chance.randrange(len(parts) + 1), chance.choice((packet(99, b""), XID, gtid(flavor, number)))
-        )
+        parts.insert(chance.randrange(len(parts) + 1), chance.choice((packet(99, b""), XID, gtid(flavor, number))))
     elif strange < 0.3:
         del parts[chance.randrange(len(parts))]
     elif strange < 0.32:
@@ -238,9 +234,7 @@ def test_both_ways_give_the_same(flavor: str, seed: int, monkeypatch: pytest.Mon
     assert fast == both_ways(flavor, pieces, **options)
 
 
-def both_ways(
-    flavor: str, pieces: Sequence[Sequence[bytes]], **options: Any
-) -> tuple[list[Transaction], str]:
+def both_ways(flavor: str, pieces: Sequence[Sequence[bytes]], **options: Any) -> tuple[list[Transaction], str]:
     """What came, with the fast track and without."""
     fast = run(make_decoder(flavor, **options), pieces)
     general = run(make_decoder(flavor, is_fast=False, **options), pieces)
@@ -271,10 +265,7 @@ def test_the_number_of_a_transaction_that_was_cut_off_is_given_again(flavor: str
     packets = [description(), *(each for number in range(1, 7) for each in simple(flavor, number))]
     packets += [*simple(flavor, 7)[:held], description(), *simple(flavor, 7), *simple(flavor, 8)]
     found, error = both_ways(flavor, [packets])
-    assert ([each.position for each in found], error) == (
-        [position(flavor, number) for number in range(1, 9)],
-        "",
-    )
+    assert ([each.position for each in found], error) == ([position(flavor, number) for number in range(1, 9)], "")
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -360,9 +351,7 @@ def test_the_usual_form_takes_the_fast_track(
     found: list[Transaction] = []
     # The first transactions bring table and bitmaps; from then on nothing may go the general way.
     made.decode(packets[:25], found)
-    monkeypatch.setattr(
-        made._general, "decode_packet", lambda _, __: pytest.fail("the general way was taken")
-    )
+    monkeypatch.setattr(made._general, "decode_packet", lambda _, __: pytest.fail("the general way was taken"))
     made.decode(packets[25:], found)
     assert [each.items for each in found] == [(b"n:o:%d" % n, b"n:o:%d" % (n + 1)) for n in range(1, 30)]
     assert found[4].size_bytes > 0
@@ -403,8 +392,7 @@ def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
             damaged[offset] ^= 1
             for is_fast in (True, False):
                 found, error = run(
-                    make_decoder(flavor, is_fast=is_fast),
-                    [[*packets[:place], bytes(damaged), *packets[place + 1 :]]],
+                    make_decoder(flavor, is_fast=is_fast), [[*packets[:place], bytes(damaged), *packets[place + 1 :]]]
                 )
                 assert "checksum" in error
                 assert len(found) == packets[:place].count(XID)
@@ -465,10 +453,7 @@ def test_tagged_and_plain_gtids_in_turn() -> None:
     packets = [description()]
     for number in range(1, 9):
         start, *rest = simple("mysql", number)
-        packets += [
-            packet(42, tagged_gtid(str(SID), number, "a_tag", 5, None)) if number % 3 else start,
-            *rest,
-        ]
+        packets += [packet(42, tagged_gtid(str(SID), number, "a_tag", 5, None)) if number % 3 else start, *rest]
     found, error = both_ways("mysql", [packets])
     assert error == ""
     assert [each.position for each in found] == [
@@ -598,9 +583,7 @@ def test_a_compressed_transaction_that_cannot_be_unpacked_stops_the_stream(squee
     assert "event 40 at 4711" in error or "in a TRANSACTION_PAYLOAD" in error
 
 
-def test_without_its_package_a_compressed_transaction_stops_the_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_its_package_a_compressed_transaction_stops_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     made = make_decoder("mysql")
     with pytest.raises(StreamStopped, match="zstandard is not installed"):
@@ -619,9 +602,7 @@ def test_compressed_events_of_mariadb(is_fast: bool) -> None:
     group = [gtid("mariadb", 1), table, packet(166, head + squeeze(line(4) + line(5))), XID]
     made = make_decoder("mariadb", is_fast=is_fast)
     assert [each.items for each in run(made, [[description(), *group]])[0]] == [(b"n:o:4", b"n:o:5")]
-    sql = packet(
-        165, struct.pack("<IIBHH", 1, 0, 4, 0, 3) + b"\xfa\xfb\xfcshop\0" + squeeze(b"TRUNCATE goods")
-    )
+    sql = packet(165, struct.pack("<IIBHH", 1, 0, 4, 0, 3) + b"\xfa\xfb\xfcshop\0" + squeeze(b"TRUNCATE goods"))
     [found] = run(made, [[gtid("mariadb", 2, flags=1), sql]])[0]
     assert found.raised_tables == {"goods"}
 

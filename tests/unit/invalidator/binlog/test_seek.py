@@ -68,9 +68,7 @@ class FakeLog(BinaryLog):
                 yield Mark(self.gtid(number), self.time_us(entry))
 
     def time_us(self, entry: Entry) -> int:
-        return (
-            round(entry.committed * SECOND_US) if self.flavor == "mysql" else int(entry.claimed) * SECOND_US
-        )
+        return round(entry.committed * SECOND_US) if self.flavor == "mysql" else int(entry.claimed) * SECOND_US
 
     def find(self, since: float, margin: float = MARGIN) -> Position:
         return search(self, round((since - margin) * SECOND_US), self.now_us())
@@ -84,9 +82,7 @@ class FakeLog(BinaryLog):
         entries = [entry for file in self.contents for entry in file.entries]
         for number, entry in enumerate(entries, start=1):
             if entry.committed >= since:
-                assert not position.contains(self.gtid(number)), (
-                    f"{number} of {entry} is left out for {since}"
-                )
+                assert not position.contains(self.gtid(number)), f"{number} of {entry} is left out for {since}"
 
 
 def simple(*times: list[float]) -> list[LogFile]:
@@ -187,9 +183,7 @@ def test_a_time_that_is_yet_to_come_does_not_end_the_search() -> None:
 
 
 def test_a_false_time_after_an_idle_gap_is_streamed() -> None:
-    log = FakeLog(
-        "mariadb", [LogFile(0, [Entry(10, 10), Entry(20, 20), Entry(5_000, 1), Entry(5_001, 5_001)])]
-    )
+    log = FakeLog("mariadb", [LogFile(0, [Entry(10, 10), Entry(20, 20), Entry(5_000, 1), Entry(5_001, 5_001)])])
     assert log.find(4_900) == log.prefix(1)
 
 
@@ -200,10 +194,7 @@ GAPS = st.floats(0, 100)
 
 @settings(max_examples=300)
 @given(
-    gaps=st.lists(GAPS, max_size=40),
-    borders=st.sets(st.integers(0, 39)),
-    since=st.floats(0, 4_000),
-    data=st.data(),
+    gaps=st.lists(GAPS, max_size=40), borders=st.sets(st.integers(0, 39)), since=st.floats(0, 4_000), data=st.data()
 )
 def test_mysql_leaves_out_exactly_what_is_from_before(
     gaps: list[float], borders: set[int], since: float, data: st.DataObject

@@ -91,9 +91,7 @@ def test_a_transaction_is_its_gtid_its_time_and_its_rows() -> None:
 
 
 def test_one_without_interesting_rows_still_has_its_position() -> None:
-    assert transact(assembler(), deleted("boring", wanted=False)) == Transaction(
-        MysqlGtidSet.of(SID, 1), 1000
-    )
+    assert transact(assembler(), deleted("boring", wanted=False)) == Transaction(MysqlGtidSet.of(SID, 1), 1000)
 
 
 def test_a_commit_statement_ends_what_began_and_a_rollback_reports_its_rows() -> None:
@@ -178,9 +176,7 @@ def test_too_many_rows_raise_their_tables_and_are_not_kept() -> None:
 
 def test_reasons_are_told_once_and_bounded_and_raised_tables_are_not() -> None:
     made = assembler()
-    problems = [
-        ChangedRows(table("goods"), "update", True, problem=f"type {number}") for number in range(100)
-    ]
+    problems = [ChangedRows(table("goods"), "update", True, problem=f"type {number}") for number in range(100)]
     other = ChangedRows(table("child"), "update", True, problem="another")
     ended = transact(made, problems[0], *problems, other)
     assert ended.reasons == tuple(f"type {number}" for number in range(transaction_module.REASONS_MAX))
@@ -301,9 +297,7 @@ def test_an_insert_cascades_to_nothing() -> None:
 
 
 def test_the_schema_tells_of_a_child_that_has_rows_too_and_of_one_that_refers_to_itself() -> None:
-    made = assembler(
-        "mariadb", cascades={"child": frozenset((Cause("shop", "goods"), Cause("shop", "child")))}
-    )
+    made = assembler("mariadb", cascades={"child": frozenset((Cause("shop", "goods"), Cause("shop", "child")))})
     assert transact(made, deleted("goods", ends_statement=False), deleted("child")).raised_tables == {"child"}
     assert transact(made, deleted("child")).raised_tables == {"child"}
     assert transact(made, deleted("goods")).raised_tables == frozenset()
@@ -322,9 +316,7 @@ def test_a_new_foreign_key_is_read_when_it_comes() -> None:
 def test_a_foreign_key_that_is_gone_counts_for_what_is_yet_to_be_read() -> None:
     """The schema is read as it is now, and the log as it was."""
     known = {"child": frozenset((Cause("shop", "child"),))}
-    made = TransactionAssembler(
-        Subscription("mariadb", "shop", TABLES, "beats"), find_cascades=lambda: dict(known)
-    )
+    made = TransactionAssembler(Subscription("mariadb", "shop", TABLES, "beats"), find_cascades=lambda: dict(known))
     made.restart()
     known.clear()
     made.start_group(start())
@@ -477,9 +469,7 @@ def test_a_skipped_transaction_raises_the_tables_that_the_operator_names_or_else
 
 def test_a_skipped_transaction_raises_what_foreign_keys_reach_from_its_tables() -> None:
     made = assembler(
-        "mariadb",
-        cascades={"child": frozenset({Cause("shop", "goods")})},
-        subscription=skipping("mariadb", "goods"),
+        "mariadb", cascades={"child": frozenset({Cause("shop", "goods")})}, subscription=skipping("mariadb", "goods")
     )
     assert pass_over(made).raised_tables == {"goods", "child"}
 
@@ -509,9 +499,7 @@ def test_heartbeats_are_no_changes_and_rows_of_the_database_are_no_heartbeats() 
         (
             RowChange("freshness_heartbeat", "update", {"id": "me"}, HEARTBEAT),
             RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": "epoch"}),
-            RowChange(
-                "freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": topology_row("shop", "shop/-80")}
-            ),
+            RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": topology_row("shop", "shop/-80")}),
             RowChange("freshness_heartbeat", "delete", HEARTBEAT, None),
         ),
     )

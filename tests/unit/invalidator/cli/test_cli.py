@@ -118,10 +118,7 @@ def test_other_shells_get_their_answers(
 ) -> None:
     """As their scripts ask, which name the program and these variables."""
     answer = complete(program, _INVALIDATOR_COMPLETE=f"complete_{shell}", **variables)
-    assert [word for word in ("inspect", "invalidate", "check") if word in answer] == [
-        "inspect",
-        "invalidate",
-    ]
+    assert [word for word in ("inspect", "invalidate", "check") if word in answer] == ["inspect", "invalidate"]
     assert run_main(monkeypatch, "completion", shell) == 0
     script = capsys.readouterr().out
     for said in (f"_INVALIDATOR_COMPLETE=complete_{shell}", *variables):
@@ -340,11 +337,7 @@ def test_tokens_are_compared(
     ],
 )
 def test_what_was_asked_wrongly_is_one_line(
-    verb: list[str],
-    problem: str,
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: list[str], problem: str, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = verb if verb[0] == "compare" else [*verb, "-c", str(config)]
     assert run_main(monkeypatch, *arguments) == USAGE
@@ -365,11 +358,7 @@ def test_a_key_may_be_empty(
 
 @pytest.mark.parametrize("verb", [["stream"], ["record", "--out", "archive"]])
 def test_a_stream_of_an_unreachable_database(
-    verb: list[str],
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    verb: list[str], config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_main(monkeypatch, *verb, "-c", str(config)) == errors.SourceUnavailable.exit_code

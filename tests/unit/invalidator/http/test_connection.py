@@ -23,13 +23,7 @@ from invalidator.http.consumers import ServePolicy, StreamHub
 from invalidator.http.service import HttpService, create_api
 from invalidator.process.app import Invalidator
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config
-from tests.unit.invalidator.http.test_consumers import (
-    BOUND_SECONDS,
-    STREAM,
-    ScriptedOpener,
-    ScriptedStream,
-    insert,
-)
+from tests.unit.invalidator.http.test_consumers import BOUND_SECONDS, STREAM, ScriptedOpener, ScriptedStream, insert
 
 TLS: Final = '[http]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
 

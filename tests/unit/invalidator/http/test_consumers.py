@@ -18,14 +18,7 @@ from fastapi.testclient import TestClient
 
 from freshness.config.config import Config
 from freshness.config.http import HttpScope
-from freshness.errors import (
-    ConfigError,
-    FormatError,
-    FreshnessError,
-    HistoryPurged,
-    SourceUnavailable,
-    StreamStopped,
-)
+from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
 from freshness.stream.resume import RefreshPlace, ResumeVector
@@ -131,9 +124,7 @@ class Service:
 
     def get(self, path: str, **headers: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_SECONDS)
-        connection.request(
-            "GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()}
-        )
+        connection.request("GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         return connection.getresponse()
 
     def lines(self, path: str, **headers: str) -> list[dict[str, Any]]:
@@ -188,9 +179,7 @@ def test_lines_are_those_of_the_stream(opener: ScriptedOpener) -> None:
 def test_events_have_the_resume_text_as_their_id(opener: ScriptedOpener) -> None:
     opener.streams = [ScriptedStream([insert(1)])]
     with serving(opener) as service:
-        response = service.get(
-            f"{STREAM}?count=1&since=now", accept="text/event-stream", last_event_id="fr1.x"
-        )
+        response = service.get(f"{STREAM}?count=1&since=now", accept="text/event-stream", last_event_id="fr1.x")
         text = response.read().decode()
     assert response.headers["content-type"].startswith("text/event-stream")
     head, name, data, empty = text.split("\n")[:4]
@@ -297,11 +286,7 @@ def test_a_slow_consumer_is_disconnected_with_its_place_and_slows_nobody(opener:
         *updates, end = read_lines(client)
         service.wait_empty()
     assert [line["row"] for line in updates] == [0] * len(updates)
-    assert end == {
-        "event": "end",
-        "reason": "too slow: the buffer stayed full",
-        "resume": updates[-1]["resume"],
-    }
+    assert end == {"event": "end", "reason": "too slow: the buffer stayed full", "resume": updates[-1]["resume"]}
     assert [line["gtid"] for line in updates] == [str(token(n).position) for n in range(1, len(updates) + 1)]
 
 
@@ -377,8 +362,7 @@ def test_a_wrong_parameter_is_refused(opener: ScriptedOpener) -> None:
 
 def client_of(opener: ScriptedOpener, **options: Any) -> TestClient:
     return TestClient(
-        create_api(Invalidator(opener.config), dict, streams=StreamHub(cast(Any, opener)), **options),
-        base_url=LOCAL,
+        create_api(Invalidator(opener.config), dict, streams=StreamHub(cast(Any, opener)), **options), base_url=LOCAL
     )
 
 
@@ -468,9 +452,7 @@ def test_tables_columns_and_images_are_chosen(opener: ScriptedOpener) -> None:
     assert len(opener.asked) == 2
 
 
-def test_a_refresh_is_asked_for_and_a_browser_that_comes_back_does_not_ask_again(
-    opener: ScriptedOpener,
-) -> None:
+def test_a_refresh_is_asked_for_and_a_browser_that_comes_back_does_not_ask_again(opener: ScriptedOpener) -> None:
     opener.streams = [ScriptedStream([insert(1)]) for _ in range(3)]
     client = client_of(opener)
     asked = f"{STREAM}?count=1&refresh=orders,%20notes&refresh_from=replica&refresh_rows_per_second=100"
@@ -491,9 +473,7 @@ def test_rows_of_a_refresh_and_its_end_have_lines(opener: ScriptedOpener) -> Non
     place = RefreshPlace(("customers",), {})
     row = RowChange("customers", "refresh", None, {"id": 7, "v": "now"})
     first = insert(1)
-    read = replace(
-        first, transaction=first.transaction._replace(changes=(row,)), refresh=place, is_refresh=True
-    )
+    read = replace(first, transaction=first.transaction._replace(changes=(row,)), refresh=place, is_refresh=True)
     end = replace(first, transaction=first.transaction._replace(changes=()), is_refresh=True)
     opener.streams = [ScriptedStream([replace(first, refresh=place), read, end])]
     lines = [json.loads(text) for text in client_of(opener).get(f"{STREAM}?count=3").text.splitlines()]

@@ -24,13 +24,7 @@ from invalidator.http.service import create_api
 from invalidator.process.app import Invalidator
 from invalidator.stream.query import StreamQuery
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, make_registry
-from tests.unit.invalidator.http.test_consumers import (
-    ACCESS,
-    ScriptedOpened,
-    ScriptedOpener,
-    ScriptedStream,
-    insert,
-)
+from tests.unit.invalidator.http.test_consumers import ACCESS, ScriptedOpened, ScriptedOpener, ScriptedStream, insert
 
 EXAMPLES = int(os.environ.get("FRESHNESS_HTTP_EXAMPLES", "15"))
 """Requests of each kind for each address: the same each time, unless another number is asked for."""
@@ -78,9 +72,7 @@ def test_answers_are_as_described(mode: GenerationMode, has_token: bool, api: Fa
         assert isinstance(found, Ok), "the description is right"
         operation = found.ok()
         raw = operation.definition.raw
-        is_told_apart = "requestBody" in raw or any(
-            each["in"] != "header" for each in raw.get("parameters", ())
-        )
+        is_told_apart = "requestBody" in raw or any(each["in"] != "header" for each in raw.get("parameters", ()))
         if mode is GenerationMode.NEGATIVE and not is_told_apart:
             continue  # nothing can be wrong
 

@@ -106,10 +106,7 @@ def test_events_come_until_the_viewer_goes(invalidator: Invalidator) -> None:
         response = get(port, **EVENTS)
         assert response.status == 200
         assert response.headers["content-type"].startswith("text/event-stream")
-        assert (response.headers["cache-control"], response.headers["x-accel-buffering"]) == (
-            "no-store",
-            "no",
-        )
+        assert (response.headers["cache-control"], response.headers["x-accel-buffering"]) == ("no-store", "no")
         found = [read_event(response) for _ in range(3)]
         assert [each["number"] for each in found] == [1, 2, 3]
         assert found[0]["rest"] == "a\nline <b>"
@@ -288,9 +285,7 @@ def test_the_script_makes_no_markup_of_data() -> None:
     """Names and errors hold the data of users. The browser tests show it; this says where to look."""
     script = resources.files("invalidator.http").joinpath("dashboard", "script.js").read_text()
     assert "textContent" in script
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script
-    )
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
 
 
 def test_reading_waits_for_the_one_who_makes_it() -> None:

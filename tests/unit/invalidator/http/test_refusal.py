@@ -45,9 +45,7 @@ def api(opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     """Everything but the servers is the real thing."""
     monkeypatch.setattr(service, "load_object", lambda config, _: make_registry(config))
     invalidator = Invalidator(opener.config)
-    return create_api(
-        invalidator, dict, streams=StreamHub(cast(Any, opener)), reload=invalidator.change_topology
-    )
+    return create_api(invalidator, dict, streams=StreamHub(cast(Any, opener)), reload=invalidator.change_topology)
 
 
 def require_shape(answer: Any) -> dict[str, str]:
@@ -128,9 +126,7 @@ def test_keys_that_are_none(name: str, keys: list[list[str]], message: str, api:
     assert message in require_shape(response.json())["message"]
 
 
-def test_a_bug_has_the_shape_too_and_is_not_hidden(
-    opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_has_the_shape_too_and_is_not_hidden(opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("secret")
 
@@ -152,11 +148,7 @@ def test_a_bug_has_the_shape_too_and_is_not_hidden(
 @pytest.mark.parametrize(
     ("path", "message", "hint"),
     [
-        (
-            f"{STREAM}?sinse=2026-01-01T00:00:00Z",
-            f"{STREAM} takes no parameter 'sinse'",
-            "did you mean since?",
-        ),
+        (f"{STREAM}?sinse=2026-01-01T00:00:00Z", f"{STREAM} takes no parameter 'sinse'", "did you mean since?"),
         (f"{STREAM}?since=now&since=now", "the parameter 'since' is given twice", "give it once"),
         ("/v1/token?shrad=-", "/v1/token takes no parameter 'shrad'", "did you mean shard?"),
         ("/v1/token?zzz", "/v1/token takes no parameter 'zzz'", "it takes keyspace, shard"),
@@ -203,18 +195,12 @@ def test_the_service_is_called_by_a_name_of_its_own(host: str, opener: ScriptedO
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "cache.example.org", "::1", "", "a b", "[::1"],
+    "host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "cache.example.org", "::1", "", "a b", "[::1"]
 )
 def test_a_page_of_another_name_reaches_nothing(host: str, opener: ScriptedOpener) -> None:
     """The browser of somebody on the machine sends the name that was made to point to 127.0.0.1 (DNS rebinding)."""
     client = client_of(opener, reload=lambda _: pytest.fail("the topology was changed"))
-    for method, path in (
-        ("GET", STREAM),
-        ("PUT", "/v1/topology"),
-        ("GET", "/nowhere"),
-        ("GET", "/openapi.json"),
-    ):
+    for method, path in (("GET", STREAM), ("PUT", "/v1/topology"), ("GET", "/nowhere"), ("GET", "/openapi.json")):
         response = client.request(method, path, headers={"host": host})
         assert response.status_code == 421
         assert "http.hosts" in require_shape(response.json())["hint"]
@@ -229,9 +215,7 @@ def test_a_prober_that_sends_no_host_is_answered(opener: ScriptedOpener) -> None
 
 def test_where_a_token_is_demanded_any_name_will_do(opener: ScriptedOpener) -> None:
     headers = {"host": "any.example", "authorization": f"Bearer {ACCESS}"}
-    assert (
-        client_of(opener, grants={ACCESS: EVERYTHING}).get("/v1/topology", headers=headers).status_code == 200
-    )
+    assert client_of(opener, grants={ACCESS: EVERYTHING}).get("/v1/topology", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["", "cache.example:8080", "*", "http://cache.example"])
@@ -252,11 +236,7 @@ SHARD: Final = st.fixed_dictionaries(
 )
 KEYSPACE: Final = st.fixed_dictionaries(
     {},
-    optional={
-        "flavor": st.sampled_from(["mysql", "mariadb", 7]),
-        "shards": st.lists(SHARD) | JSON,
-        "sharding": JSON,
-    },
+    optional={"flavor": st.sampled_from(["mysql", "mariadb", 7]), "shards": st.lists(SHARD) | JSON, "sharding": JSON},
 )
 DOCUMENTS: Final = st.one_of(
     JSON,
@@ -271,9 +251,7 @@ VALUES: Final = st.text(max_size=12) | st.sampled_from(
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_is_asked_has_a_documented_answer(
-    api: FastAPI, opener: ScriptedOpener, data: st.DataObject
-) -> None:
+def test_whatever_is_asked_has_a_documented_answer(api: FastAPI, opener: ScriptedOpener, data: st.DataObject) -> None:
     opener.streams = [ScriptedStream([insert(1), ConfigError("the end")])]
     client = TestClient(api, base_url=LOCAL)
     paths = api.openapi()["paths"]

@@ -141,14 +141,11 @@ def test_not_ready_before_the_nodes_are_known(client: TestClient, worker: ShardW
 
 def test_not_ready_without_any_shard(config: Config) -> None:
     assert (
-        TestClient(create_api(Invalidator(config), lambda: STATUS), base_url=LOCAL).get("/readyz").status_code
-        == 503
+        TestClient(create_api(Invalidator(config), lambda: STATUS), base_url=LOCAL).get("/readyz").status_code == 503
     )
 
 
-def test_ready_when_every_node_is_joined_and_open_and_the_stream_is(
-    client: TestClient, worker: ShardWorker
-) -> None:
+def test_ready_when_every_node_is_joined_and_open_and_the_stream_is(client: TestClient, worker: ShardWorker) -> None:
     nodes = Nodes()
     worker.invalidator = nodes.shard
     worker.is_streaming = True
@@ -174,9 +171,7 @@ def test_ready_when_every_node_is_joined_and_open_and_the_stream_is(
     assert (response.status_code, response.json()["nodes_not_joined"]) == (503, BOTH)
 
 
-def test_a_shard_that_does_not_serve_is_ready_with_closed_nodes(
-    client: TestClient, worker: ShardWorker
-) -> None:
+def test_a_shard_that_does_not_serve_is_ready_with_closed_nodes(client: TestClient, worker: ShardWorker) -> None:
     nodes = Nodes()
     worker.invalidator = nodes.shard
     worker.is_streaming = True

@@ -30,10 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def ask(
-    *authorizations: bytes,
-    path: str = "/v1/status",
-    method: str = "GET",
-    grants: Mapping[str, Grant] = OPERATOR,
+    *authorizations: bytes, path: str = "/v1/status", method: str = "GET", grants: Mapping[str, Grant] = OPERATOR
 ) -> int:
     """The status of the answer to a request with these headers."""
     sent: list[Message] = []
@@ -114,23 +111,16 @@ ASKED = [
         ({"read"}, [("GET", path) for path in READ]),
         ({"stream"}, [("GET", path) for path in STREAM]),
         ({"admin"}, [("POST", "/v1/invalidate"), ("PUT", "/v1/topology")]),
-        (
-            {"read", "admin"},
-            [*(("GET", path) for path in READ), *(("POST", "/v1/invalidate"), ("PUT", ADMIN[1]))],
-        ),
+        ({"read", "admin"}, [*(("GET", path) for path in READ), *(("POST", "/v1/invalidate"), ("PUT", ADMIN[1]))]),
         (set(), []),
     ],
 )
-def test_a_scope_opens_its_addresses_and_nothing_else(
-    scopes: set[HttpScope], opened: list[tuple[str, str]]
-) -> None:
+def test_a_scope_opens_its_addresses_and_nothing_else(scopes: set[HttpScope], opened: list[tuple[str, str]]) -> None:
     grants = {"s3cret-text": Grant(frozenset(scopes), ("customers",))}
     for method, path in ASKED:
         status = ask(b"Bearer s3cret-text", path=path, method=method, grants=grants)
         assert status == (200 if (method, path) in opened else 403), (method, path)
-        assert ask(b"Bearer s3cret-text", path=path, method=method) == 200, (
-            "the operator's token opens everything"
-        )
+        assert ask(b"Bearer s3cret-text", path=path, method=method) == 200, "the operator's token opens everything"
 
 
 def test_every_address_of_the_service_has_a_scope(config: Config) -> None:

@@ -12,14 +12,7 @@ import pytest
 from freshness.algorithm.absence import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
 from freshness.algorithm.applier import create_members
 from freshness.algorithm.driver import BlockingDriver, drive
-from freshness.algorithm.envelope import (
-    NodeRecord,
-    Stripe,
-    find_stripe,
-    record_key,
-    stripe_key,
-    stripe_number,
-)
+from freshness.algorithm.envelope import NodeRecord, Stripe, find_stripe, record_key, stripe_key, stripe_number
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Add, Head
@@ -59,10 +52,7 @@ COLUMNS: dict[tuple[str, tuple[str, ...]], tuple[KeyColumn, ...]] = {
         KeyColumn("tenant", ColumnKind.INTEGER),
         KeyColumn("slug", ColumnKind.STRING, "utf8mb4_bin"),
     ),
-    ("seats", ()): (
-        KeyColumn("hall", ColumnKind.DECIMAL),
-        KeyColumn("seat", ColumnKind.BINARY, length=4),
-    ),
+    ("seats", ()): (KeyColumn("hall", ColumnKind.DECIMAL), KeyColumn("seat", ColumnKind.BINARY, length=4)),
 }
 
 
@@ -86,9 +76,7 @@ def config() -> Config:
     }
     return Config(
         cache=CacheConfig(nodes=NODES, namespace="shop"),
-        keyspaces={
-            "shop": Keyspace(name="shop", flavor="mysql", shards=(Shard(primary=address, lineage=LINEAGE),))
-        },
+        keyspaces={"shop": Keyspace(name="shop", flavor="mysql", shards=(Shard(primary=address, lineage=LINEAGE),))},
         objects=objects,
         stream=Stream(),
         http=HttpConfig(),
@@ -109,9 +97,7 @@ def transaction(number: int, *changes: RowChange, **extras: Any) -> Transaction:
     return Transaction(MysqlGtidSet.of(SOURCE, number), 0, changes, **extras)
 
 
-def change(
-    table: str, op: Operation, before: dict[str, object] | None, after: dict[str, object] | None
-) -> RowChange:
+def change(table: str, op: Operation, before: dict[str, object] | None, after: dict[str, object] | None) -> RowChange:
     return RowChange(table, op, before, after)
 
 
@@ -147,10 +133,7 @@ def test_a_member_that_moves_invalidates_both_owners() -> None:
 
 def test_null_is_no_key_and_hides_no_other() -> None:
     before: dict[str, object] = {"id": 1, "customer_id": 5}
-    assert find(change("orders", "update", before, {"id": 1, "customer_id": None})) == (
-        {b"shop:profile:5"},
-        {},
-    )
+    assert find(change("orders", "update", before, {"id": 1, "customer_id": None})) == ({b"shop:profile:5"}, {})
     assert find(change("orders", "insert", None, {"id": 1, "customer_id": None})) == (set(), {})
 
 
@@ -543,9 +526,7 @@ def test_finish_leaves_the_resume_copies_up_to_date(shop: Shop) -> None:
     again = Shop(now=shop.now, head=shop.head)
     again.stores.update(shop.stores)
     again.driver = BlockingDriver(
-        {node: MemoryNode(store) for node, store in shop.stores.items()},
-        again.sleep,
-        read_head=again.read_head,
+        {node: MemoryNode(store) for node, store in shop.stores.items()}, again.sleep, read_head=again.read_head
     )
     for store in shop.stores.values():
         store.clock = lambda: again.now

@@ -31,13 +31,7 @@ class Bench:
         comparison = Comparison(SCOPE, lambda _: self.node, cast(Any, lambda _: self.world))
         plan = ProbePlan(share=1.0, scales_seconds=(1.0, 10.0), rate=rate, repairs=repairs)
         self.prober = Prober(
-            SCOPE,
-            comparison,
-            lambda _: self.node,
-            plan,
-            lambda: self.now,
-            self.tally,
-            probes_max=probes_max,
+            SCOPE, comparison, lambda _: self.node, plan, lambda: self.now, self.tally, probes_max=probes_max
         )
 
     def change(self, sequence: int, *items: bytes) -> None:
@@ -101,9 +95,7 @@ def test_a_change_that_the_node_has_not_acknowledged_is_lag(bench: Bench) -> Non
     assert bench.tally.lag_seconds > 2 * 500
 
 
-def test_a_change_that_the_node_has_acknowledged_and_still_serves_the_old_value_is_a_loss(
-    bench: Bench,
-) -> None:
+def test_a_change_that_the_node_has_acknowledged_and_still_serves_the_old_value_is_a_loss(bench: Bench) -> None:
     bench.world.fill(OLD)
     bench.change(10)
     bench.wait_until(1.5)

@@ -139,14 +139,7 @@ def test_what_is_shown() -> None:
     assert [each.scale for each in summary.results] == ["2", "10", SWEEP]
     shown = io.StringIO()
     print_summary(summary, Console(width=160, file=shown))
-    for part in (
-        "shop:c:[red]1",
-        "'old'",
-        "'new'",
-        "not compared: 7 (overdue)",
-        "no answer: node [x]",
-        "10 s",
-    ):
+    for part in ("shop:c:[red]1", "'old'", "'new'", "not compared: 7 (overdue)", "no answer: node [x]", "10 s"):
         assert part in shown.getvalue()
 
 

@@ -13,13 +13,7 @@ from typing import Any, cast
 import pytest
 
 from freshness.config.config import Config, load_config
-from freshness.errors import (
-    ConfigError,
-    FreshnessError,
-    SourceUnavailable,
-    SourceUnsuitable,
-    StreamStopped,
-)
+from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable, StreamStopped
 from invalidator.process import app
 from invalidator.process.app import Invalidator
 from invalidator.process.worker import ShardWorker
@@ -104,9 +98,7 @@ def test_a_worker_for_each_shard_until_the_end(scene: Scene) -> None:
     assert scene.errors == []
 
 
-def test_what_the_recorder_of_the_history_drops_is_counted(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_recorder_of_the_history_drops_is_counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "open_recorder", lambda _, on_drop: on_drop(3))
     invalidator = Invalidator(scene.config(HEAD + shards("-")))
     thread = scene.start(invalidator)
@@ -186,10 +178,7 @@ def test_what_was_sent_again_is_not_sent_again_by_the_next_worker(scene: Scene) 
     workers["80-"].invalidator = cast(Any, SimpleNamespace(since="there", unrepeated={"n1"}))
     invalidator.reload(scene.config(HEAD + shards("-80", "80-", ports=4000)))
     wait_until(lambda: len(scene.started) == 4)
-    assert {each.assignment.shard.name: each.since_us for each in invalidator.workers} == {
-        "-80": None,
-        "80-": 5,
-    }
+    assert {each.assignment.shard.name: each.since_us for each in invalidator.workers} == {"-80": None, "80-": 5}
     invalidator.stop()
     thread.join(WAIT_SECONDS)
 
@@ -335,9 +324,7 @@ def test_a_configuration_is_used_although_another_database_never_was_there(
     wait_until(lambda: len(scene.started) == 2)
     wait_until(lambda: any(each.last_error for each in invalidator.workers))
     invalidator.reload(scene.config(HEAD + shards("-", ports=4000) + OTHER))
-    wait_until(
-        lambda: {each.assignment.shard.lineage for each in invalidator.workers} == {"shop/-", "other/-"}
-    )
+    wait_until(lambda: {each.assignment.shard.lineage for each in invalidator.workers} == {"shop/-", "other/-"})
     invalidator.stop()
     thread.join(WAIT_SECONDS)
 

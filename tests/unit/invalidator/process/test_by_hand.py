@@ -69,8 +69,7 @@ class Shop:
         stripe = Stripe(LIFE, POSITION).encode()
         for store in self.stores.values():
             adds = [
-                Add(stripe_key("shop", LINEAGE, number), stripe, 0)
-                for number in range(max(self.stripes, STRIPES))
+                Add(stripe_key("shop", LINEAGE, number), stripe, 0) for number in range(max(self.stripes, STRIPES))
             ]
             MemoryNode(store).perform([*adds, Get(wanted_key("shop", LINEAGE), 60)])
 

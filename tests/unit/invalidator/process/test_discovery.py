@@ -173,9 +173,7 @@ def test_an_answer_that_is_refused(
     assert SOURCE in raised.value.message
 
 
-def test_without_the_package_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "dns"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "path", [])

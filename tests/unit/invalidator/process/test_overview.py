@@ -77,11 +77,7 @@ Read = Callable[[], dict[str, Any]]
 
 def test_all_is_well(read: Read) -> None:
     found = read()
-    assert (found["summary"], found["problems"], found["reshards"]) == (
-        "All is well: 1 shard on 2 nodes",
-        [],
-        [],
-    )
+    assert (found["summary"], found["problems"], found["reshards"]) == ("All is well: 1 shard on 2 nodes", [], [])
     (shard,) = found["shards"]
     assert (shard["lineage"], shard["state"], shard["serving"]) == ("shop/-", "streaming", True)
     assert shard["position"] == f"{SOURCE}:1"
@@ -119,9 +115,7 @@ def test_a_stream_that_is_not_open(read: Read, worker: ShardWorker) -> None:
         (SourceUnavailable("n:1: refused", hint="is it up?"), "waiting", "is it up?; it is tried again"),
     ],
 )
-def test_a_worker_that_has_ended(
-    read: Read, worker: ShardWorker, error: Any, state: str, remedy: str
-) -> None:
+def test_a_worker_that_has_ended(read: Read, worker: ShardWorker, error: Any, state: str, remedy: str) -> None:
     worker.ended_by = worker.failure = error
     found = read()
     assert found["shards"][0]["state"] == state

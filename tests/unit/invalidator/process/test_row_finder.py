@@ -56,10 +56,7 @@ def image(key: object, name: object = "x", **columns: object) -> dict[str, objec
 
 
 def change(
-    op: Operation,
-    before: Mapping[str, object] | None,
-    after: Mapping[str, object] | None,
-    table: str = "customers",
+    op: Operation, before: Mapping[str, object] | None, after: Mapping[str, object] | None, table: str = "customers"
 ) -> RowChange:
     return RowChange(table, op, before, after, SHAPES)
 
@@ -110,10 +107,7 @@ def test_the_last_change_of_a_key_counts() -> None:
 def test_a_row_that_takes_several_items_is_left_out_alone() -> None:
     """Its key is invalidated as any other, even if an earlier change of the same row would have fitted."""
     finder = RowFinder(
-        LINEAGE,
-        {"customer": definition()},
-        LayoutBook(Books().read),
-        payload_bytes_max=len(encode_value(ROW)),
+        LINEAGE, {"customer": definition()}, LayoutBook(Books().read), payload_bytes_max=len(encode_value(ROW))
     )
     changes = [change("insert", None, image(1)), change("insert", None, image(2, "longer"))]
     assert finder.find(transaction(*changes)).keys() == {b"shop:customer:1"}
@@ -124,9 +118,7 @@ def test_a_row_that_takes_several_items_is_left_out_alone() -> None:
 
 
 def test_a_row_is_compressed_as_a_reader_would() -> None:
-    finder = RowFinder(
-        LINEAGE, {"customer": definition()}, LayoutBook(Books().read), compressing(encode_value, 64)
-    )
+    finder = RowFinder(LINEAGE, {"customer": definition()}, LayoutBook(Books().read), compressing(encode_value, 64))
     (row,) = finder.find(transaction(change("insert", None, image(1, "long" * 50)))).values()
     assert row.payload is not None
     assert row.payload[:1] == PACKED
@@ -135,10 +127,7 @@ def test_a_row_is_compressed_as_a_reader_would() -> None:
 
 def test_each_object_of_the_table_gets_the_row() -> None:
     objects = (definition(), definition("client"))
-    assert find(change("insert", None, image(1)), objects=objects).keys() == {
-        b"shop:customer:1",
-        b"shop:client:1",
-    }
+    assert find(change("insert", None, image(1)), objects=objects).keys() == {b"shop:customer:1", b"shop:client:1"}
 
 
 def test_the_identity_is_that_of_the_definition() -> None:

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm.envelope import (
-    NodeRecord,
-    PendingStripe,
-    Stripe,
-    record_key,
-    resume_key,
-    stripe_key,
-)
+from freshness.algorithm.envelope import NodeRecord, PendingStripe, Stripe, record_key, resume_key, stripe_key
 from freshness.algorithm.request import Add
 from freshness.config.config import Config, load_config
 from freshness.nodes.memory import MemoryNode, MemoryStore

@@ -49,13 +49,7 @@ def worker_of(folder: Path) -> ShardWorker:
     )
     keyspace = config.keyspaces["shop"]
     assignment = Assignment(
-        "shop",
-        keyspace.gtid_flavor,
-        keyspace.shards[0],
-        config.cache,
-        config.cache.nodes,
-        config.stream,
-        registry,
+        "shop", keyspace.gtid_flavor, keyspace.shards[0], config.cache, config.cache.nodes, config.stream, registry
     )
     return ShardWorker(assignment, Metrics().of_shard("shop/-"))
 
@@ -104,9 +98,7 @@ def test_a_stripe_that_waits_for_a_heartbeat_makes_the_next_one_come_at_once(tmp
     assert following.hurried == [5.0, 5.0], "it has come back"
 
 
-def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknowledged(
-    tmp_path: Path,
-) -> None:
+def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknowledged(tmp_path: Path) -> None:
     worker = worker_of(tmp_path)
     task = worker.assignment
     found: list[Any] = [task.definitions]

@@ -96,10 +96,7 @@ def test_an_event_has_the_fields_of_debezium() -> None:
         "ts_us": 1_763_700_001_000_000,
         "ts_ns": 1_763_700_001_000_000_001,
     }
-    assert (begin.topic, begin.key) == (
-        "p.transaction",
-        json.dumps({"id": GTID}, separators=(",", ":")).encode(),
-    )
+    assert (begin.topic, begin.key) == ("p.transaction", json.dumps({"id": GTID}, separators=(",", ":")).encode())
     boundary = {"id": GTID, "ts_ms": 1_763_700_000_123}
     assert loads(begin) == {"status": "BEGIN", "event_count": None, "data_collections": None, **boundary}
     counts = [{"data_collection": "shop.goods", "event_count": 1}]
@@ -266,8 +263,6 @@ def test_a_column_that_the_log_does_not_hold_is_no_null() -> None:
     assert to_debezium_row({"id": 1}, shapes) == {"id": 1, "v": UNAVAILABLE}
 
 
-@pytest.mark.parametrize(
-    ("position", "server"), [(MariadbPosition.parse("0-7-5"), 7), (MysqlGtidSet.parse(GTID), 0)]
-)
+@pytest.mark.parametrize(("position", "server"), [(MariadbPosition.parse("0-7-5"), 7), (MysqlGtidSet.parse(GTID), 0)])
 def test_the_server_is_told_where_the_gtid_names_it(position: Position, server: int) -> None:
     assert find_server_id(position) == server

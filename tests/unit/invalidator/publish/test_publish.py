@@ -122,10 +122,7 @@ class World:
     def make_config(self, **continues: tuple[str, ...]) -> Any:
         shards = [
             SimpleNamespace(
-                name=name,
-                lineage=name,
-                continues=continues.get(name, ()),
-                primary=SimpleNamespace(database=name),
+                name=name, lineage=name, continues=continues.get(name, ()), primary=SimpleNamespace(database=name)
             )
             for name in ("-80", "80-", "new")
         ]
@@ -148,9 +145,7 @@ class World:
         log = self.logs.pop(0) if len(self.logs) > 1 else self.logs[0]
         stream = Stream(log, tokens or {"-80": token("-80", 1)}, self.between)
         self.opened.append(stream)
-        opened = SimpleNamespace(
-            stream=stream, layouts=LAYOUTS, config=self.config, keyspace=self.get_keyspace(None)
-        )
+        opened = SimpleNamespace(stream=stream, layouts=LAYOUTS, config=self.config, keyspace=self.get_keyspace(None))
         opened.follow = lambda: setattr(opened, "config", self.config)
         return opened
 
@@ -171,9 +166,7 @@ def token(shard: str, number: int) -> EventToken:
     return EventToken(shard, shard, 1, 0, at(f"1-{number}"))
 
 
-def message(
-    shard: str, number: int, *numbers: int, first_row: int = 0, is_last: bool = True
-) -> StreamMessage:
+def message(shard: str, number: int, *numbers: int, first_row: int = 0, is_last: bool = True) -> StreamMessage:
     """Transaction ``number`` of a shard, or a piece of it, with rows of these keys."""
     changes = tuple(RowChange("goods", "insert", None, {"id": each}) for each in numbers)
     its = EventToken(shard, shard, 1, 0, at(str(number)))
@@ -192,11 +185,7 @@ def test_rows_and_the_position_behind_them_are_committed_together(monkeypatch: p
 
 
 def test_no_commit_falls_into_a_transaction_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [
-        message("-80", 2, 1, is_last=False),
-        message("80-", 7, 5),
-        message("-80", 2, 2, first_row=1),
-    ]
+    pieces = [message("-80", 2, 1, is_last=False), message("80-", 7, 5), message("-80", 2, 2, first_row=1)]
     world = World(monkeypatch, pieces)
 
     def wait() -> None:
@@ -226,9 +215,7 @@ def test_pieces_that_were_cut_off_are_not_committed(monkeypatch: pytest.MonkeyPa
     assert len(world.opened) == 2
 
 
-def test_a_shard_that_leaves_in_the_middle_of_a_transaction_holds_up_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shard_that_leaves_in_the_middle_of_a_transaction_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, [message("-80", 2, 1, is_last=False)], [message("80-", 7, 5)])
     world.between = {1: lambda: world.opened[0].shards.__setitem__(slice(None), ["80-"])}
     world.publish(5)

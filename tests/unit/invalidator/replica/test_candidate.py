@@ -17,9 +17,7 @@ from invalidator.replica.server import ServerState
     ("error", "told"),
     [
         (
-            SourceUnsuitable(
-                "db:3306: looking at its state: Access denied [1227]", hint="`invalidator check`"
-            ),
+            SourceUnsuitable("db:3306: looking at its state: Access denied [1227]", hint="`invalidator check`"),
             "db:3306: looking at its state: Access denied [1227]; it must, only where its log is read",
         ),
         (SourceUnavailable("db:3306: gone", hint="is the server up?"), "db:3306: gone (is the server up?)"),

@@ -44,9 +44,7 @@ class Scene:
         flavor = "mysql" if ":" in streamed else "mariadb"
         self.looks: dict[ServerAddress, Look] = {}
         self.pauses = 0
-        self.watch = PromotionWatch(
-            SHARD, flavor, lambda: parse_position(flavor, streamed), look_at=self._look_at
-        )
+        self.watch = PromotionWatch(SHARD, flavor, lambda: parse_position(flavor, streamed), look_at=self._look_at)
 
     def _look_at(self, address: ServerAddress) -> ServerState:
         look = self.looks[address]
@@ -105,10 +103,7 @@ def test_a_doubt_is_refused(a: Look, b: Look, c: Look, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("primary", "errant"),
-    [
-        (my(1, ""), my(2, "rf", f"{UUID}1:1-9,{UUID}2:1")),
-        (state(1, "0-1-9", ""), state(2, "0-1-9,0-2-7", "rf")),
-    ],
+    [(my(1, ""), my(2, "rf", f"{UUID}1:1-9,{UUID}2:1")), (state(1, "0-1-9", ""), state(2, "0-1-9,0-2-7", "rf"))],
     ids=["mysql", "mariadb"],
 )
 def test_a_replica_with_errant_transactions_is_no_primary(primary: ServerState, errant: ServerState) -> None:

@@ -49,9 +49,7 @@ class Inline(Executor):
 
 
 def gtid(flavor: str, server: int, number: int) -> Position:
-    return parse_position(
-        flavor, f"{UUIDS[server]}:{number}" if flavor == "mysql" else f"0-{server}-{number}"
-    )
+    return parse_position(flavor, f"{UUIDS[server]}:{number}" if flavor == "mysql" else f"0-{server}-{number}")
 
 
 @dataclass
@@ -146,9 +144,7 @@ class FakeSource:
 class Scene:
     """A primary (1), replicas (2, 3), a source over them, and a consumer that acknowledges what it receives."""
 
-    def __init__(
-        self, flavor: str = "mysql", choice: Choice = "freshest", replicas: int = 2, **options: Any
-    ) -> None:
+    def __init__(self, flavor: str = "mysql", choice: Choice = "freshest", replicas: int = 2, **options: Any) -> None:
         self.flavor = flavor
         self.now = 1_000.0
         self.servers = [FakeServer(flavor, number, number > 1) for number in range(1, replicas + 2)]
@@ -776,9 +772,7 @@ def test_poll_before_open_and_after_close() -> None:
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_an_errant_transaction_is_never_delivered_and_its_server_refused_while_it_is_there(
-    flavor: str,
-) -> None:
+def test_an_errant_transaction_is_never_delivered_and_its_server_refused_while_it_is_there(flavor: str) -> None:
     scene = Scene(flavor)
     scene.open()
     errant = scene.err(scene.replicas[0])
@@ -958,8 +952,7 @@ def act(scene: Scene, action: str, index: int) -> None:
     elif action == "purge":
         # never what was not acknowledged, or history would be gone everywhere
         server.first = max(
-            server.first,
-            next((i for i, g in enumerate(server.log) if g not in scene.received), len(server.log)),
+            server.first, next((i for i, g in enumerate(server.log) if g not in scene.received), len(server.log))
         )
     elif server.is_replica:
         if action == "catch up":

@@ -52,9 +52,7 @@ def sight(
 
 
 def due(folder: Path, seen: Sight, *, final: str = REPLICATED, word: bool = False) -> tuple[str, str]:
-    step, missing = Guide(write(folder, PREVIOUS, final), folder / "freshness.toml").find_present(
-        seen, word=word
-    )
+    step, missing = Guide(write(folder, PREVIOUS, final), folder / "freshness.toml").find_present(seen, word=word)
     return "" if step is None else step.name, "; ".join(missing)
 
 
@@ -69,11 +67,7 @@ def due(folder: Path, seen: Sight, *, final: str = REPLICATED, word: bool = Fals
         (sight(Stage.FOLLOWED, primaries={"c": state(f"{UUID}1:1-8")}), "promote", "not executed all of a"),
         (sight(Stage.FOLLOWED, primaries={"d": SourceUnavailable("x")}), "promote", "cannot be asked"),
         (sight(Stage.FOLLOWED, primaries={"d": replace(READY, follows=True)}), "promote", "still follows"),
-        (
-            sight(Stage.FOLLOWED, {"c": "unknown"}, {"c": replace(READY, is_read_only=True)}),
-            "promote",
-            "read-only",
-        ),
+        (sight(Stage.FOLLOWED, {"c": "unknown"}, {"c": replace(READY, is_read_only=True)}), "promote", "read-only"),
         (sight(Stage.FOLLOWED), "swap", "still lets a serve"),
         (sight(Stage.SWAPPED, {"a": "open"}), "swap", "a on n: open"),
         (sight(Stage.SWAPPED, {"a": "clock"}), "swap", "a on n: clock"),
@@ -105,9 +99,7 @@ def test_the_word_of_the_operator_is_for_one_step_that_nothing_shows(tmp_path: P
 
 def test_behind_a_vtgate_no_server_is_asked(tmp_path: Path) -> None:
     def tablets(text: str) -> str:
-        lines = (
-            text.replace('flavor = "mysql"', 'flavor = "vitess"').replace("pass%22word@", "@").splitlines()
-        )
+        lines = text.replace('flavor = "mysql"', 'flavor = "vitess"').replace("pass%22word@", "@").splitlines()
         vtgate = 'vtgate = "vitess://vtgate:15991/shop"'
         return "\n".join(f"{line}\n{vtgate}" if line.startswith("primary") else line for line in lines) + "\n"
 
@@ -116,9 +108,7 @@ def test_behind_a_vtgate_no_server_is_asked(tmp_path: Path) -> None:
     seen = replace(sight(Stage.FOLLOWED), primaries={})
     steps = [each.name for each in guide.list_steps()]
     assert steps == ["follow", "copy", "swap", "switch", "retire", "stop"]
-    assert [
-        step.name for step in [guide.find_present(seen, word=word)[0] for word in (False, True)] if step
-    ] == [
+    assert [step.name for step in [guide.find_present(seen, word=word)[0] for word in (False, True)] if step] == [
         "copy",
         "swap",
     ]

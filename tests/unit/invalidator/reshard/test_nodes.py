@@ -65,9 +65,7 @@ def test_an_array_of_several_lines_stays_one_and_a_topology_is_added(tmp_path: P
     text = nodes.change_nodes(config, partial(nodes.replace_node, previous="c:1", node=NEW))
     begin = f'topology = 2\n\n[cache]\n  nodes = [\n      "{NODE}",\n      "{NEW}",\n  ]\n'
     assert text == f'{begin}  previous_nodes = ["{NODE}", "c:1"]\n{REST}'
-    assert '\n  nodes = [\n      "c:1",\n  ]\n' in nodes.change_nodes(
-        config, partial(nodes.remove, nodes=[NODE])
-    )
+    assert '\n  nodes = [\n      "c:1",\n  ]\n' in nodes.change_nodes(config, partial(nodes.remove, nodes=[NODE]))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +144,7 @@ def test_nodes_are_discovered_as_they_are_added(tmp_path: Path) -> None:
 
 
 def test_a_source_that_lacks_a_node_removes_none(tmp_path: Path) -> None:
-    text = TEXT.replace("[cache]", '[cache]\nnodes_from = "file:nodes"').replace(
-        f'"{NODE}"]', f'"{NODE}", "c:1"]'
-    )
+    text = TEXT.replace("[cache]", '[cache]\nnodes_from = "file:nodes"').replace(f'"{NODE}"]', f'"{NODE}", "c:1"]')
     (tmp_path / "nodes").write_text(f"{NODE}\n{NEW}\n")
     with pytest.raises(StepRefused, match=r"does not name c:1 of cache\.nodes: nothing is changed") as raised:
         nodes.discover(load(tmp_path, text))
@@ -166,11 +162,7 @@ def test_a_source_that_lacks_a_node_removes_none(tmp_path: Path) -> None:
         ({"state": "unavailable", "error": "it is down"}, "load", ["b:1 of shop/-: unavailable: it is down"]),
         ({"topology": 7}, "load", ["b:1 of shop/-: of topology 7"]),
         ({"stripes_there_percent": 99.5}, "load", ["b:1 of shop/-: 99.5 % of its stripes are there"]),
-        (
-            {"previous_readers": ["app:7"]},
-            "applications",
-            ["app:7 still reads by the previous nodes (seen on b:1)"],
-        ),
+        ({"previous_readers": ["app:7"]}, "applications", ["app:7 still reads by the previous nodes (seen on b:1)"]),
     ],
 )
 def test_the_step_that_is_due(

@@ -112,9 +112,7 @@ reason = 'says "no"'
         (lambda text: text.replace('"40-80"', '"40-70"'), "together they hold every key once"),
     ],
 )
-def test_two_files_that_are_not_one_reshard(
-    tmp_path: Path, change: Callable[[str], str], problem: str
-) -> None:
+def test_two_files_that_are_not_one_reshard(tmp_path: Path, change: Callable[[str], str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         write(tmp_path, final=change(FINAL))
 

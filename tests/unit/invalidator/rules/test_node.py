@@ -14,12 +14,7 @@ from freshness.position import MysqlGtidSet
 from invalidator.rules.node import NodeFacts, check_record
 from invalidator.rules.rule import Rule
 
-INFO = {
-    "redis_version": "7.2.4",
-    "role": "master",
-    "maxmemory": "67108864",
-    "maxmemory_policy": "allkeys-lru",
-}
+INFO = {"redis_version": "7.2.4", "role": "master", "maxmemory": "67108864", "maxmemory_policy": "allkeys-lru"}
 CONFIG = {"save": "", "timeout": "0"}
 
 
@@ -53,9 +48,7 @@ def test_nodes_that_changed_under_the_same_topology(config: Config) -> None:
 
     def find(file: Config, *rings: Config, topology: int = 1) -> list[str]:
         ring, *others = (placements_of(each.cache)[0].ring_version for each in rings)
-        record = NodeRecord(
-            "s", life, life, True, 1, ring, 0, 0, node, 1, nothing, nothing, topology=topology
-        )
+        record = NodeRecord("s", life, life, True, 1, ring, 0, 0, node, 1, nothing, nothing, topology=topology)
         record = replace(record, starts=dict.fromkeys(others, nothing))
         return [each.message for each in check_record(node, record, None, "s", "", file)]
 

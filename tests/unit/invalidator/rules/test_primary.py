@@ -16,11 +16,7 @@ ADDRESS = ServerAddress("db.example.com", 3306, "app", "app", "shop")
 
 @pytest.mark.parametrize(
     ("flavor", "version", "oldest"),
-    [
-        ("mariadb", "10.4.34-MariaDB-log", "10.5"),
-        ("mysql", "5.7.44-log", "8.0.14"),
-        ("mysql", "8.0.13", "8.0.14"),
-    ],
+    [("mariadb", "10.4.34-MariaDB-log", "10.5"), ("mysql", "5.7.44-log", "8.0.14"), ("mysql", "8.0.13", "8.0.14")],
 )
 def test_a_server_that_is_too_old(flavor: str, version: str, oldest: str) -> None:
     [found] = check_version(ServerFacts(ADDRESS, flavor, {"version": version}))
@@ -69,8 +65,7 @@ def test_only_of_mysql_a_vector_is_not_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "ahead"),
-    [(100.0, 0.0), (101.0, 0.0), (101.5, 0.5), (99.0, -1.0), (90.0, -10.0), (200.0, 99.0)],
+    ("shown", "ahead"), [(100.0, 0.0), (101.0, 0.0), (101.5, 0.5), (99.0, -1.0), (90.0, -10.0), (200.0, 99.0)]
 )
 def test_a_clock_differs_by_no_more_than_is_sure(shown: float, ahead: float) -> None:
     """It was asked between 100 and 101 of our own clock."""

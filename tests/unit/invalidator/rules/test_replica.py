@@ -12,19 +12,11 @@ from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
 
 RIGHT = {"version": "8.0.39", "gtid_mode": "ON", "max_connections": "1000", "read_only": "OFF"}
-WRITER = {
-    **RIGHT,
-    "aurora_version": "3.08.0",
-    "innodb_read_only": "OFF",
-    "server_uuid": "a",
-    "server_id": "1",
-}
+WRITER = {**RIGHT, "aurora_version": "3.08.0", "innodb_read_only": "OFF", "server_uuid": "a", "server_id": "1"}
 READER = {**WRITER, "innodb_read_only": "ON", "server_uuid": "b", "server_id": "2"}
 
 
-def check(
-    folder: Path, primary: dict[str, str], replica: dict[str, str], *, lossless: bool = False
-) -> set[Rule]:
+def check(folder: Path, primary: dict[str, str], replica: dict[str, str], *, lossless: bool = False) -> set[Rule]:
     path = folder / "freshness.toml"
     path.write_text(
         '[cache]\nnodes = ["10.0.0.1:11211"]\nnamespace = "shop"\n[keyspaces.shop]\nflavor = "mysql"\n'
@@ -59,8 +51,7 @@ def test_a_reader_of_aurora(tmp_path: Path) -> None:
 def test_what_makes_a_failover_lossless(tmp_path: Path, variables: dict[str, str]) -> None:
     assert Rule.LOSSLESS not in check(tmp_path, {**RIGHT, **variables}, RIGHT, lossless=True)
     off = {
-        name: value.replace("ON", "OFF").replace("AFTER_SYNC", "AFTER_COMMIT")
-        for name, value in variables.items()
+        name: value.replace("ON", "OFF").replace("AFTER_SYNC", "AFTER_COMMIT") for name, value in variables.items()
     }
     if off != variables:
         assert Rule.LOSSLESS in check(tmp_path, {**RIGHT, **off}, RIGHT, lossless=True)

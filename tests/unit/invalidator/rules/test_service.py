@@ -30,9 +30,7 @@ CLOUD_SQL = {**GOOD, "version": "8.0.37-google", "cloudsql_iam_authentication": 
 AZURE = {**GOOD, "version": "8.0.40-azure", "aad_auth_only": "OFF"}
 
 
-def server_of(
-    variables: dict[str, str], host: str = "db.example.com", hours: int | None = None
-) -> ServerFacts:
+def server_of(variables: dict[str, str], host: str = "db.example.com", hours: int | None = None) -> ServerFacts:
     flavor = "mariadb" if "MariaDB" in variables["version"] else "mysql"
     return ServerFacts(ServerAddress(host, 3306, "app", "app", "shop"), flavor, variables, hours)
 
@@ -54,9 +52,7 @@ def find(server: ServerFacts, rule: Rule) -> CheckFinding:
         ({**GOOD, "basedir": "/usr/"}, "rds.example.com", ""),
     ],
 )
-def test_a_service_is_known_by_what_it_answers(
-    variables: dict[str, str], host: str, service: ServiceName
-) -> None:
+def test_a_service_is_known_by_what_it_answers(variables: dict[str, str], host: str, service: ServiceName) -> None:
     assert find_service(variables, host) == service
     notes = [each for each in check_server(server_of(variables, host)) if each.rule is Rule.SERVICE]
     assert [note.severity for note in notes] == (["note"] if service else [])
@@ -83,10 +79,7 @@ def test_a_setting_is_made_in_the_services_own_way() -> None:
 
 @pytest.mark.parametrize(("value", "hours"), [(None, 0), ("NULL", 0), ("24", 24), (168, 168)])
 def test_how_long_amazon_keeps_logs(value: object, hours: int) -> None:
-    rows = [
-        ("source delay", "0", "…"),
-        ("binlog retention hours", value, "binlog retention hours specifies …"),
-    ]
+    rows = [("source delay", "0", "…"), ("binlog retention hours", value, "binlog retention hours specifies …")]
     assert read_retention(rows) == hours
     server = server_of(RDS, hours=hours)
     found = [each for each in check_server(server) if each.rule is Rule.RETENTION]

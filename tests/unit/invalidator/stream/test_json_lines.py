@@ -44,9 +44,7 @@ def token(number: int, shard: str = "-", *, everything: bool = False) -> EventTo
 
 def message(number: int, *changes: RowChange, shard: str = "-", **options: Any) -> StreamMessage:
     fields = {
-        name: options.pop(name)
-        for name in ("first_row", "is_last", "is_aligned", "row_numbers")
-        if name in options
+        name: options.pop(name) for name in ("first_row", "is_last", "is_aligned", "row_numbers") if name in options
     }
     place = {name: fields[name] for name in ("first_row", "is_last") if name in fields}
     own = token(number, shard)
@@ -184,11 +182,7 @@ def test_one_line_for_each_change_with_all_that_a_consumer_needs() -> None:
 
 def test_only_the_last_line_of_a_transaction_moves_the_resume_token() -> None:
     lines = [json.loads(line) for line in texts(message(5, INSERT), message(6, UPDATE, DELETE), message(7))]
-    assert [line["resume"] for line in lines] == [
-        resume(5),
-        resume(5),
-        resume(6),
-    ]
+    assert [line["resume"] for line in lines] == [resume(5), resume(5), resume(6)]
 
 
 def test_an_empty_transaction_has_no_line_and_moves_the_resume_token() -> None:
@@ -201,9 +195,7 @@ def test_raised_tables_and_heartbeats_have_lines() -> None:
     lines = [
         json.loads(line)
         for line in texts(
-            message(
-                5, raised_tables=frozenset(("customers",)), reasons=("TRUNCATE", "DDL"), heartbeats=(BEAT,)
-            )
+            message(5, raised_tables=frozenset(("customers",)), reasons=("TRUNCATE", "DDL"), heartbeats=(BEAT,))
         )
     ]
     assert [(line["op"], line["table"], line["row"]) for line in lines] == [
@@ -318,9 +310,7 @@ def test_a_transaction_that_is_cut_off_is_left_out_with_a_warning(
     assert f"{SOURCE}:6" in caplog.text
 
 
-def test_rows_of_a_transaction_that_was_never_committed_are_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_rows_of_a_transaction_that_was_never_committed_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """A crash of the server cut it off. The vector of what follows does not have it."""
     before = {"shop/-": token(4, everything=True)}
     beyond = replace(before["shop/-"], position=MysqlGtidSet.parse(f"{SOURCE}:1-4:6"))

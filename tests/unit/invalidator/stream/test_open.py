@@ -31,9 +31,7 @@ primary = "mysql://app@127.0.0.1:{port}/shop"
 [objects.customer]
 table = "customers"
 """
-VITESS = CONFIG.replace('"mysql"', '"vitess"').replace(
-    "[objects", 'vtgate = "vitess://127.0.0.1:1/shop"\n[objects'
-)
+VITESS = CONFIG.replace('"mysql"', '"vitess"').replace("[objects", 'vtgate = "vitess://127.0.0.1:1/shop"\n[objects')
 
 
 @dataclass
@@ -99,9 +97,7 @@ def test_a_shard_of_vitess_is_described_by_its_vtgate(scene: Scene) -> None:
 def test_a_skipped_transaction_raises_all_tables_of_a_stream_of_any(tmp_path: Path) -> None:
     """It may have changed a table that nobody caches, and the operator names cached ones."""
     path = tmp_path / "freshness.toml"
-    skip = (
-        '[[keyspaces.shop.shards.skip]]\ngtid = "0-1-7"\ntables = ["customers"]\nreason = "broken"\n[objects'
-    )
+    skip = '[[keyspaces.shop.shards.skip]]\ngtid = "0-1-7"\ntables = ["customers"]\nreason = "broken"\n[objects'
     path.write_text(CONFIG.format(port=1).replace('"mysql"', '"mariadb"').replace("[objects", skip))
     [shard] = load_config(path).keyspaces["shop"].shards
     assert [each.tables for each in find_skips(shard, is_cached=True)] == [("customers",)]

@@ -119,9 +119,7 @@ class World:
         self, number: int, changes: Sequence[RowChange], raised: frozenset[str], first: int, *, is_last: bool
     ) -> None:
         own = up_to(number)
-        transaction = Transaction(
-            own, number, tuple(changes), raised_tables=raised, first_row=first, is_last=is_last
-        )
+        transaction = Transaction(own, number, tuple(changes), raised_tables=raised, first_row=first, is_last=is_last)
         place = EventToken(LINEAGE, "-", 1, number, own)
         self.messages.append(StreamMessage("shop", "-", place, transaction, {}, 0, first, is_last))
 

@@ -33,10 +33,7 @@ def test_an_image_is_cut(selection: Selection, left: set[str]) -> None:
 
 def test_a_row_without_a_key_comes_whole_where_keys_are_asked_for() -> None:
     assert Selection(images="keys").cut_image("customers", ROW, ()) == ROW
-    assert Selection(hidden=("note",), images="keys").cut_image("customers", ROW, ()) == {
-        "id": 1,
-        "email": "a@b",
-    }
+    assert Selection(hidden=("note",), images="keys").cut_image("customers", ROW, ()) == {"id": 1, "email": "a@b"}
 
 
 def test_a_key_is_whole_or_none() -> None:

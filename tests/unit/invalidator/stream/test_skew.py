@@ -45,10 +45,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.alignment = Alignment(
-            lambda: self.now,
-            lambda: round((START + self.now) * SECOND),
-            silence_seconds=SILENCE,
-            hold_seconds=HOLD,
+            lambda: self.now, lambda: round((START + self.now) * SECOND), silence_seconds=SILENCE, hold_seconds=HOLD
         )
 
     def add(self, name: str, messages: Sequence[tuple[float, float]], since: float = 0.0) -> None:

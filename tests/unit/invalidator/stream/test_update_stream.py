@@ -138,9 +138,7 @@ class LogSource:
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
         log = self._log
         with log.changed:
-            log.changed.wait_for(
-                lambda: self._next() is not None or log.polled in log.faults, timeout_seconds
-            )
+            log.changed.wait_for(lambda: self._next() is not None or log.polled in log.faults, timeout_seconds)
             taken: list[Transaction] = []
             while len(taken) < transactions_max and (found := self._next()) is not None:
                 if log.polled in log.faults:
@@ -504,8 +502,7 @@ def test_a_slow_consumer_makes_the_source_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "most", "rows", "size_bytes"),
-    [("ROWS_BUFFERED_MAX", 10, 8, 0), ("BYTES_BUFFERED_MAX", 1000, 1, 800)],
+    ("bound", "most", "rows", "size_bytes"), [("ROWS_BUFFERED_MAX", 10, 8, 0), ("BYTES_BUFFERED_MAX", 1000, 1, 800)]
 )
 def test_many_rows_and_many_bytes_fill_the_buffer_too(
     monkeypatch: pytest.MonkeyPatch, bound: str, most: int, rows: int, size_bytes: int
@@ -656,11 +653,7 @@ def test_rows_are_cut_at_the_key_range() -> None:
     for op, images in (("insert", (None, inside)), ("delete", (inside, None)), ("update", (inside, inside))):
         change = RowChange("goods", op, *images)  # type: ignore[arg-type]
         assert cut(change) == change
-    for op, images in (
-        ("insert", (None, outside)),
-        ("delete", (outside, None)),
-        ("update", (outside, outside)),
-    ):
+    for op, images in (("insert", (None, outside)), ("delete", (outside, None)), ("update", (outside, outside))):
         assert cut(RowChange("goods", op, *images)) is None  # type: ignore[arg-type]
 
 
@@ -669,9 +662,7 @@ def test_a_row_that_moves_out_is_deleted_and_one_that_moves_in_inserted() -> Non
     assert cut(RowChange("goods", "update", inside, outside)) == RowChange("goods", "delete", inside, None)
     assert cut(RowChange("goods", "update", outside, inside)) == RowChange("goods", "insert", None, inside)
     # An image that leaves out what did not change
-    assert cut(RowChange("goods", "update", outside, {"id": 0x41})) == RowChange(
-        "goods", "insert", None, inside
-    )
+    assert cut(RowChange("goods", "update", outside, {"id": 0x41})) == RowChange("goods", "insert", None, inside)
     kept = RowChange("goods", "update", inside, {"v": 2})
     assert cut(kept) == kept
 
@@ -843,9 +834,7 @@ def test_a_merge_with_gtids_kept_begins_at_the_union() -> None:
         read(stream, 8)
         servers.logs["m"] = Log()
         both = [
-            each
-            for pair in zip(*(servers.logs[name].transactions for name in "ab"), strict=True)
-            for each in pair
+            each for pair in zip(*(servers.logs[name].transactions for name in "ab"), strict=True) for each in pair
         ]
         servers.logs["m"].add(*both, transaction("m", 1))
         stream.set_shards([shard("m", continues=("a", "b"))])
@@ -1003,9 +992,7 @@ def test_a_time_that_has_been() -> None:
         ("mariadb", ["5-1-100,0-1-5", "5-1-90,1-2-7"], "0-1-5,1-2-7,5-1-90"),
     ],
 )
-def test_positions_are_joined_so_that_nothing_is_skipped(
-    flavor: str, positions: list[str], joined: str
-) -> None:
+def test_positions_are_joined_so_that_nothing_is_skipped(flavor: str, positions: list[str], joined: str) -> None:
     parsed = [parse_position(flavor, text.format_map(UUIDS)) for text in positions]
     assert join_positions(flavor, parsed) == parse_position(flavor, joined.format_map(UUIDS))
 

@@ -23,9 +23,7 @@ from invalidator.vstream.reader import ShardsMoved
 
 REPLICA = VtgateAddress("h", "ks", user="u", password="geheim")
 PRIMARY = VtgateAddress("h", "ks", tablet_type="primary")
-MISMATCH = (
-    "GTIDSet Mismatch: requested source position:MySQL56/x:1-9, current target vrep position: MySQL56/x:1-8"
-)
+MISMATCH = "GTIDSet Mismatch: requested source position:MySQL56/x:1-9, current target vrep position: MySQL56/x:1-8"
 Code = grpc.StatusCode
 
 
@@ -76,16 +74,8 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
             SourceUnavailable,
         ),
         (Code.INVALID_ARGUMENT, "invalid shard 0 does not match expected -80", SourceUnavailable),
-        (
-            Code.FAILED_PRECONDITION,
-            "shard provided in VGTID, -80, not found in the ks keyspace",
-            SourceUnsuitable,
-        ),
-        (
-            Code.UNKNOWN,
-            "partial row image encountered: ensure binlog_row_image is set to 'full'",
-            SourceUnsuitable,
-        ),
+        (Code.FAILED_PRECONDITION, "shard provided in VGTID, -80, not found in the ks keyspace", SourceUnsuitable),
+        (Code.UNKNOWN, "partial row image encountered: ensure binlog_row_image is set to 'full'", SourceUnsuitable),
         (Code.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", SourceUnsuitable),
         (Code.UNAVAILABLE, "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", SourceUnsuitable),
         (Code.INTERNAL, "not all journaling participants are in the stream: journal: id:7", StreamStopped),

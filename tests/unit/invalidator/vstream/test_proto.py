@@ -61,9 +61,7 @@ PUBLISHED_ENUMS = {
     "FieldEventMode": "ERR_ON_MISMATCH BEST_EFFORT",
 }
 NAMES = {
-    value: name.removeprefix("TYPE_").lower()
-    for name, value in vars(FieldDescriptor).items()
-    if name[:5] == "TYPE_"
+    value: name.removeprefix("TYPE_").lower() for name, value in vars(FieldDescriptor).items() if name[:5] == "TYPE_"
 }
 
 
@@ -86,9 +84,7 @@ def test_every_message_and_enum_is_held_against_the_description() -> None:
 @pytest.mark.parametrize("name", PUBLISHED_ENUMS)
 def test_the_numbers_of_the_enums(name: str) -> None:
     values = pb.DESCRIPTOR.enum_types_by_name[name].values_by_number
-    assert {number: value.name for number, value in values.items()} == dict(
-        enumerate(PUBLISHED_ENUMS[name].split())
-    )
+    assert {number: value.name for number, value in values.items()} == dict(enumerate(PUBLISHED_ENUMS[name].split()))
 
 
 def test_the_call_is_vitess_s() -> None:
@@ -107,9 +103,7 @@ def test_a_response_written_by_hand_is_read() -> None:
     data = b"".join(b"\x0a" + bytes([len(event)]) + event for event in (first, second))
     vgtid_event, row_of = pb.VStreamResponse.FromString(data).events
     assert (vgtid_event.type, vgtid_event.keyspace, vgtid_event.shard) == (pb.VGTID, "ks", "0")
-    assert [(each.keyspace, each.shard, each.gtid) for each in vgtid_event.vgtid.shard_gtids] == [
-        ("ks", "0", "g")
-    ]
+    assert [(each.keyspace, each.shard, each.gtid) for each in vgtid_event.vgtid.shard_gtids] == [("ks", "0", "g")]
     assert (row_of.type, row_of.event_gtid) == (pb.ROW, "x")  # and field 111, which nobody knows
     (changed,) = row_of.row_event.row_changes
     assert (list(changed.after.lengths), changed.after.values) == ([-1, 0, 2], b"ab")
@@ -128,9 +122,7 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
         "sys.stdout.buffer.write(made.DESCRIPTOR.serialized_pb)\n"
     )
     run = subprocess.run([sys.executable, "-c", script, made], check=True, capture_output=True)
-    assert run.stdout == pb.DESCRIPTOR.serialized_pb, (
-        "run: python -m tests.unit.invalidator.vstream.test_proto"
-    )
+    assert run.stdout == pb.DESCRIPTOR.serialized_pb, "run: python -m tests.unit.invalidator.vstream.test_proto"
     stub = SOURCE.replace(".proto", "_pb2.pyi")
     assert (tmp_path / stub).read_text() == (CHECKOUT / stub).read_text()
 
@@ -147,12 +139,8 @@ APPLICATION_AND_BINLOG = (
 
 def test_grpc_is_imported_by_nothing_but_the_vstream_source() -> None:
     modules = ", ".join(APPLICATION_AND_BINLOG)
-    script = (
-        f"import sys, {modules}\nprint([name for name in ('grpc', 'google.protobuf') if name in sys.modules])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=CHECKOUT
-    )
+    script = f"import sys, {modules}\nprint([name for name in ('grpc', 'google.protobuf') if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=CHECKOUT)
     assert run.stdout.strip() == "[]"
     assert importlib.util.find_spec("grpc") is not None, "else this shows nothing"
 

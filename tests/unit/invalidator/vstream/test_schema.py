@@ -14,11 +14,7 @@ from invalidator.vstream.row import describe_fields
 @pytest.mark.parametrize(
     ("kind", "parts", "described"),
     [
-        (
-            778,
-            {"column_type": "bigint(20) unsigned", "flags": 33},
-            TableColumn("c", "bigint", False, unsigned=True),
-        ),
+        (778, {"column_type": "bigint(20) unsigned", "flags": 33}, TableColumn("c", "bigint", False, unsigned=True)),
         (265, {"column_type": "int unsigned", "flags": 32}, TableColumn("c", "bigint", True)),
         (1036, {"flags": 32}, TableColumn("c", "double", True, unsigned=True)),
         (778, {"flags": 32}, TableColumn("c", "bigint", True, unsigned=True)),

@@ -37,11 +37,7 @@ def searched(*transactions: Transaction, start: Position | None = None) -> Searc
 
 def test_up_to_a_heartbeat_all_was_committed_before_the_same_process_wrote_its_next_one() -> None:
     search = searched(
-        transaction(2),
-        transaction(3, beat(1, 800)),
-        transaction(4),
-        transaction(5, beat(2, 900)),
-        transaction(6),
+        transaction(2), transaction(3, beat(1, 800)), transaction(4), transaction(5, beat(2, 900)), transaction(6)
     )
     assert search.found == up_to(3)
     assert not search.is_over

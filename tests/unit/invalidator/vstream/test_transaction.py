@@ -53,9 +53,7 @@ def number(which: int) -> Position:
 
 
 def assembler(start: Position | None = None, **bounds: int) -> ShardAssembler:
-    return ShardAssembler(
-        KEYSPACE, SHARD, start or up_to(10), TABLES, "freshness_heartbeat", Bounds(**bounds)
-    )
+    return ShardAssembler(KEYSPACE, SHARD, start or up_to(10), TABLES, "freshness_heartbeat", Bounds(**bounds))
 
 
 def feed(target: ShardAssembler, responses: Iterable[pb.VStreamResponse]) -> list[Transaction]:
@@ -172,9 +170,7 @@ def test_rollback_delivers_what_cannot_be_rolled_back() -> None:
 
 
 def test_a_time_of_0_says_nothing() -> None:
-    (done,) = play(
-        response(begin(timestamp=0), vgtid(11), event(pb.HEARTBEAT, timestamp=9), commit(timestamp=0))
-    )
+    (done,) = play(response(begin(timestamp=0), vgtid(11), event(pb.HEARTBEAT, timestamp=9), commit(timestamp=0)))
     assert seconds(done) == 1_700_000_000  # the VGTID's
     parts = (begin(timestamp=0), vgtid(11), commit(timestamp=0))
     parts[1].timestamp = 0
@@ -200,9 +196,7 @@ def test_the_position_is_what_the_vgtid_added() -> None:
     start = MysqlGtidSet.parse(f"{UUID}:1-10,{OTHER_UUID}:1-3:5")
     target = assembler(start)
     reached = pb.VGtid(
-        shard_gtids=[
-            pb.ShardGtid(keyspace=KEYSPACE, shard=SHARD, gtid=f"MySQL56/{UUID}:1-10,{OTHER_UUID}:1-5")
-        ]
+        shard_gtids=[pb.ShardGtid(keyspace=KEYSPACE, shard=SHARD, gtid=f"MySQL56/{UUID}:1-10,{OTHER_UUID}:1-5")]
     )
     (done,) = feed(target, [response(begin(), FIELDS, ROW_5, event(pb.VGTID, vgtid=reached), commit())])
     assert done.position == MysqlGtidSet.of(OTHER_UUID, 4)
@@ -210,8 +204,7 @@ def test_the_position_is_what_the_vgtid_added() -> None:
 
 def test_the_order_of_shards_in_a_vgtid_means_nothing() -> None:
     entries = [
-        pb.ShardGtid(keyspace=KEYSPACE, shard=name, gtid=gtid(last))
-        for name, last in (("80-", 99), (SHARD, 11))
+        pb.ShardGtid(keyspace=KEYSPACE, shard=name, gtid=gtid(last)) for name, last in (("80-", 99), (SHARD, 11))
     ]
     for order in (entries, entries[::-1]):
         marked = event(pb.VGTID, vgtid=pb.VGtid(shard_gtids=order))
@@ -332,9 +325,7 @@ def test_a_whole_image_has_all_columns_of_its_table_also_those_that_were_not_ask
 
 def test_a_partial_json_value_is_unreadable() -> None:
     announced = fields("customers", (column("id", 265), column("doc", 2078)))
-    partial = change(
-        image("5", "{}"), image("5", "[1]"), json_partial_values=pb.Bitmap(count=1, cols=b"\x01")
-    )
+    partial = change(image("5", "{}"), image("5", "[1]"), json_partial_values=pb.Bitmap(count=1, cols=b"\x01"))
     (done,) = play(transaction(11, announced, rows("customers", partial)))
     assert done.changes[0].before == {"id": 5, "doc": {}}
     assert done.changes[0].after == {"id": 5, "doc": UNREADABLE}
@@ -424,8 +415,7 @@ BEAT_COLUMNS = (
 )
 def test_rows_of_our_heartbeat_table_are_heartbeats(id_column: pb.Field) -> None:
     beat = rows(
-        "freshness_heartbeat",
-        change(image("me", "1", "1", "2", "3", ""), image("me", "2", "5", "6", "3", "")),
+        "freshness_heartbeat", change(image("me", "1", "1", "2", "3", ""), image("me", "2", "5", "6", "3", ""))
     )
     epoch = rows("freshness_heartbeat", inserted("epoch", "0", "0", "0", "1", ""))
     number = rows("freshness_heartbeat", inserted(topology_row("shop", "shop/-80"), "2", "0", "0", "0", ""))
@@ -460,10 +450,7 @@ STOPS: dict[str, tuple[list[Any], str]] = {
     "rows without position": ([response(begin(), FIELDS, ROW_5, commit())], "without its position"),
     "raised without position": ([response(begin(), ROW_5, commit())], "without its position"),
     "rows at the same position": ([transaction(10, FIELDS, ROW_5)], "did not move the position"),
-    "BEGIN where a COMMIT is missing": (
-        [response(begin(), vgtid(11), begin())],
-        "the COMMIT of the last one",
-    ),
+    "BEGIN where a COMMIT is missing": ([response(begin(), vgtid(11), begin())], "the COMMIT of the last one"),
     "position goes back": ([transaction(9)], "lacks some of it"),
     "own GTID not in the position": (
         [response(begin(event_gtid=f"{OTHER_UUID}:1"), vgtid(11), commit())],
@@ -476,10 +463,7 @@ STOPS: dict[str, tuple[list[Any], str]] = {
     "LASTPK": ([response(begin(), event(pb.LASTPK))], "copies tables"),
     "COPY_COMPLETED": ([response(event(pb.COPY_COMPLETED))], "copies tables"),
     "a position with keys of a copy": ([response(begin(), event(pb.VGTID, vgtid=_COPYING))], "copies tables"),
-    "a VGTID without this shard": (
-        [response(begin(), event(pb.VGTID, vgtid=_OF_ANOTHER))],
-        "without this shard",
-    ),
+    "a VGTID without this shard": ([response(begin(), event(pb.VGTID, vgtid=_OF_ANOTHER))], "without this shard"),
     "a MariaDB position": (
         [
             response(
@@ -540,10 +524,7 @@ def test_a_journal_ends_the_shard_and_its_own_transaction_is_not_delivered() -> 
 
 @pytest.mark.parametrize(
     "harmless",
-    [
-        journal(["80-"], {"80-c0": 1, "c0-": 1}),
-        journal([SHARD], {}, migration_type=pb.TABLES, tables=["others"]),
-    ],
+    [journal(["80-"], {"80-c0": 1, "c0-": 1}), journal([SHARD], {}, migration_type=pb.TABLES, tables=["others"])],
     ids=["of other shards", "of other tables"],
 )
 def test_other_journals_change_nothing(harmless: pb.VEvent) -> None:

@@ -35,9 +35,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_second_attempt_harms_no_first_one(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
-) -> None:
+def test_a_second_attempt_harms_no_first_one(archive: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool) -> None:
     """The second one begins in the middle of the first, and ends, or dies in the middle itself."""
     folder = find_files(archive)[-1].path.parent
     monkeypatch.setattr(compaction, "GROUP_ROWS_MAX", 4)

@@ -23,9 +23,11 @@ from tests.simulation.recorded import write_rows
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 _EMPTY: Final = {"string": "", "int64": 0, "bool": False, "list<string>": [], "list<binary>": []}
-ACTION: Final = {
-    column.name: None if column.nullable else _EMPTY[column.type] for column in ACTION_COLUMNS
-} | {"client": "host/1/1.0", "action": "refusal", "outcome": "MISS"}
+ACTION: Final = {column.name: None if column.nullable else _EMPTY[column.type] for column in ACTION_COLUMNS} | {
+    "client": "host/1/1.0",
+    "action": "refusal",
+    "outcome": "MISS",
+}
 Rows: TypeAlias = list[dict[str, Any]]
 Auditor: TypeAlias = Callable[[Rows, Rows], Audit]
 
@@ -157,9 +159,7 @@ def test_the_pieces_are_counted_by_rows_and_not_by_cores() -> None:
     assert survey.count_pieces(some * per_piece) == some
     assert survey.count_pieces(some * per_piece + 1) == some + 1
     huge = 10**12
-    assert survey.count_pieces(huge) * survey.ROWS_PER_LARGE_PIECE >= huge, (
-        "no piece outgrows the memory of a task"
-    )
+    assert survey.count_pieces(huge) * survey.ROWS_PER_LARGE_PIECE >= huge, "no piece outgrows the memory of a task"
 
 
 def test_more_commits_with_wrong_times_than_are_reported_are_refused(

@@ -74,14 +74,10 @@ def test_values_are_found_and_sorted_as_numpy_does_it() -> None:
 def lineage_of(number: int, random: Random) -> Lineage:
     first, last = random.choice((1, 5)), 40
     bucket = random.choice((1, 1, 4))
-    times = numpy.sort(
-        numpy.array([random.randrange(150 * SECOND) for _ in range(0, last - first + 1, bucket)])
-    )
+    times = numpy.sort(numpy.array([random.randrange(150 * SECOND) for _ in range(0, last - first + 1, bucket)]))
     runs = [Run("sid", "", first, first, last - first + 1, last - first + 1)]
     breaks = (20,) if random.random() < 0.2 else ()
-    return Lineage(
-        f"l{number}", number, "mysql", first, last, build_chains(runs), {1: last}, breaks, bucket, times
-    )
+    return Lineage(f"l{number}", number, "mysql", first, last, build_chains(runs), {1: last}, breaks, bucket, times)
 
 
 def knowledge_of(random: Random, lineages: dict[int, Lineage]) -> Knowledge:
@@ -90,9 +86,7 @@ def knowledge_of(random: Random, lineages: dict[int, Lineage]) -> Knowledge:
         for number in lineages:
             if random.random() < 0.7:
                 each = [
-                    Life(
-                        life, begin, begin + SECOND, random.randrange(0, 20), random.randrange(10, 45), since
-                    )
+                    Life(life, begin, begin + SECOND, random.randrange(0, 20), random.randrange(10, 45), since)
                     for life in LIVES[: random.randrange(1, 3)]
                     for begin in [random.randrange(120 * SECOND)]
                     for since in [begin + Random(begin).choice((0, 0, 30 * SECOND))]
@@ -107,9 +101,7 @@ def knowledge_of(random: Random, lineages: dict[int, Lineage]) -> Knowledge:
             for ordinal in ordinals:
                 for node in NODES:
                     if random.random() < 0.5:
-                        raise_acks[node, number, random.choice(LIVES), ordinal] = random.randrange(
-                            180 * SECOND
-                        )
+                        raise_acks[node, number, random.choice(LIVES), ordinal] = random.randrange(180 * SECOND)
     return Knowledge(
         lineages,
         lives,
@@ -141,9 +133,7 @@ class History:
     def add_item(self, item: tuple[int, int]) -> None:
         random = self.random
         is_row = random.random() < 0.8
-        ordinals = {
-            number: sorted(random.sample(range(1, 41), random.randrange(0, 7))) for number in self.lineages
-        }
+        ordinals = {number: sorted(random.sample(range(1, 41), random.randrange(0, 7))) for number in self.lineages}
         state = random.choice((NO_NUMBER, 0, 1))
         for number, those in ordinals.items():
             for ordinal in those:
@@ -167,9 +157,7 @@ class History:
         values = [self.value(ordinals) for _ in range(random.randrange(1, 6))]
         for kind, count in ((FILL, 6), (HIT, 14)):
             for _ in range(random.randrange(0, count)):
-                self.add(
-                    item, kind, **(random.choice(values) if random.random() < 0.9 else self.value(ordinals))
-                )
+                self.add(item, kind, **(random.choice(values) if random.random() < 0.9 else self.value(ordinals)))
 
     def value(self, ordinals: dict[int, list[int]]) -> dict[str, Any]:
         """An entry: its node, version, positions and digest."""
@@ -196,9 +184,7 @@ class History:
     def add(self, item: tuple[int, int], kind: int, **columns: Any) -> None:
         random = self.random
         self.sequence += 1
-        begin_us = (
-            random.choice((random.randrange(190), random.randrange(190), random.randrange(260))) * SECOND
-        )
+        begin_us = random.choice((random.randrange(190), random.randrange(190), random.randrange(260))) * SECOND
         end_us = begin_us + random.choice((0, 1000, SECOND)) - 50 * SECOND * (random.random() < 0.02)
         flags = columns.pop("flags", 0)
         if kind == FILL:
@@ -208,14 +194,7 @@ class History:
         if self.carries and random.random() < 0.4:
             flags |= JUDGED
         held: dict[str, Any] = dict.fromkeys(ReplayRow._fields, NO_NUMBER)
-        held |= {
-            "h1": item[0],
-            "h2": item[1],
-            "kind": kind,
-            "row": 0,
-            "node": random.choice(NODES),
-            "flags": flags,
-        }
+        held |= {"h1": item[0], "h2": item[1], "kind": kind, "row": 0, "node": random.choice(NODES), "flags": flags}
         held |= {"begin_us": begin_us, "end_us": end_us, "who": random.choice(WHOS), "stamps": b""}
         held |= {"client": random.choice((51, 52)), "sequence": self.sequence}
         if kind == FILL:

@@ -92,12 +92,7 @@ def test_the_page_says_what_was_found_and_does_not_point_at_itself() -> None:
 
 def test_evidence_is_shown_in_lines_whatever_is_in_it() -> None:
     records = [
-        {
-            "role": "change",
-            "name": "shop/-",
-            "sequence": 7,
-            "record": {"gtid": "0-1-7", "timestamp_us": 1_500_000},
-        },
+        {"role": "change", "name": "shop/-", "sequence": 7, "record": {"gtid": "0-1-7", "timestamp_us": 1_500_000}},
         {
             "role": "fill",
             "name": "web/1",
@@ -136,10 +131,7 @@ def test_the_top_of_the_page_says_how_much_since_when_and_where() -> None:
 
 @pytest.mark.parametrize(
     ("served", "told"),
-    [
-        (count_served([], 0), "No hit was judged."),
-        (count_served([], 7), "None of 7 judged hits was poison."),
-    ],
+    [(count_served([], 0), "No hit was judged."), (count_served([], 7), "None of 7 judged hits was poison.")],
 )
 def test_the_top_of_the_page_does_not_say_more_than_is_known(served: Served, told: str) -> None:
     assert tell_served(replace(summary_of(), served=served)) == told
@@ -186,9 +178,7 @@ def test_slices_have_a_round_width_and_there_are_not_many(
 def random_tally(random: Random, slices: Slices) -> Tally:
     tally = Tally()
     for _ in range(random.randrange(200)):
-        who, tables = random.choice(
-            ((1, ("customers",)), (2, ("customers", "orders")), (3, ()), (4, ("orders",)))
-        )
+        who, tables = random.choice(((1, ("customers",)), (2, ("customers", "orders")), (3, ()), (4, ("orders",))))
         at_us, staleness_us = (
             random.randrange(-5, 70) * SECOND,
             random.choice((0, 5_000, SECOND, 2 * SECOND, 1 << 40)),
@@ -242,8 +232,7 @@ def test_only_the_worst_tables_are_shown_over_time() -> None:
 def shapes_of(picture: str) -> list[tuple[str, str]]:
     """(fill, title) of its rectangles. Raises `ParseError` if it is not XML."""
     return [
-        (rect.get("fill", ""), rect.findtext("title") or "")
-        for rect in ElementTree.fromstring(picture).iter("rect")
+        (rect.get("fill", ""), rect.findtext("title") or "") for rect in ElementTree.fromstring(picture).iter("rect")
     ]
 
 
@@ -264,15 +253,7 @@ def test_a_chart_has_gaps_where_there_were_no_hits_and_red_where_poison_was_serv
         (
             0,
             30 * 86_400 * SECOND,
-            [
-                "1970-01-01",
-                "1970-01-06",
-                "1970-01-11",
-                "1970-01-16",
-                "1970-01-21",
-                "1970-01-26",
-                "1970-01-31",
-            ],
+            ["1970-01-01", "1970-01-06", "1970-01-11", "1970-01-16", "1970-01-21", "1970-01-26", "1970-01-31"],
         ),
     ],
 )
@@ -300,8 +281,7 @@ def test_a_page_has_its_charts_only_where_time_was_counted() -> None:
 
 def test_the_worst_share_has_the_longest_bar() -> None:
     shares = {
-        str(seconds): Share.of_counts(count, 1000)
-        for seconds, count in ((1, 10), (10, 990), (60, 1000), (300, 1000))
+        str(seconds): Share.of_counts(count, 1000) for seconds, count in ((1, 10), (10, 990), (60, 1000), (300, 1000))
     }
     picture = plot_nines("all", [Nines("all", "", 1000, 0, shares)])
     bars = ElementTree.fromstring(picture[picture.index("<svg") :]).iter("rect")
@@ -408,9 +388,7 @@ def test_the_examples_here_are_of_all_kinds_of_poison() -> None:
 
 @pytest.mark.parametrize("kind", verdict.KINDS)
 def test_an_example_without_records_has_a_sentence_and_no_picture(kind: verdict.ViolationKind) -> None:
-    example = example_of(
-        kind.name, kind.failures[0], {"role": "hit"}, ["hit", 1], first_us=None, last_us=None
-    )
+    example = example_of(kind.name, kind.failures[0], {"role": "hit"}, ["hit", 1], first_us=None, last_us=None)
     assert draw_timeline(example) == ""
     assert escape(describe(example)) in show_example(example, is_open=False)
 
@@ -447,8 +425,7 @@ def test_a_time_that_is_none_is_unknown(at_us: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "shown"),
-    [(1.0, "100.00000%"), (0.99999999, "99.99999%"), (0.0, "0.00000%"), (0.5, "50.00000%")],
+    ("share", "shown"), [(1.0, "100.00000%"), (0.99999999, "99.99999%"), (0.0, "0.00000%"), (0.5, "50.00000%")]
 )
 def test_a_share_is_never_rounded_up(share: float, shown: str) -> None:
     assert format_percent(share, 5) == shown
@@ -456,15 +433,7 @@ def test_a_share_is_never_rounded_up(share: float, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [
-        (0.01, "10 ms"),
-        (0.1234, "123 ms"),
-        (1, "1 s"),
-        (60, "1 min"),
-        (90, "90 s"),
-        (3600, "1 h"),
-        (3700, "61.7 min"),
-    ],
+    [(0.01, "10 ms"), (0.1234, "123 ms"), (1, "1 s"), (60, "1 min"), (90, "90 s"), (3600, "1 h"), (3700, "61.7 min")],
 )
 def test_durations_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
     assert format_seconds(seconds) == shown

@@ -41,22 +41,14 @@ def lineage_of(name: str, flavor: str, random: Random) -> Lineage:
 
 def position_of(flavor: str, random: Random) -> str:
     if random.random() < 0.03:
-        return random.choice(
-            ("", "nonsense", "1-2", f"{SIDS[0]}", f"{SIDS[0]}:0", "0-1-99999999999999999999")
-        )
+        return random.choice(("", "nonsense", "1-2", f"{SIDS[0]}", f"{SIDS[0]}:0", "0-1-99999999999999999999"))
     if flavor == "mariadb":
         domains = random.sample((0, 1, 5), random.randrange(1, 4))
-        return ",".join(
-            f"{domain}-{random.choice((1, 2))}-{random.randrange(1, 12)}" for domain in sorted(domains)
-        )
+        return ",".join(f"{domain}-{random.choice((1, 2))}-{random.randrange(1, 12)}" for domain in sorted(domains))
     parts = []
     for sid in random.sample(SIDS, random.randrange(1, 4)):
         first = random.choice((1, 1, 1, random.randrange(1, 10)))
-        text = (
-            f"{first}-{random.randrange(first, 14)}"
-            if random.random() < 0.8
-            else str(random.randrange(1, 14))
-        )
+        text = f"{first}-{random.randrange(first, 14)}" if random.random() < 0.8 else str(random.randrange(1, 14))
         if random.random() < 0.1:
             text += f":{random.randrange(20, 30)}"
         if random.random() < 0.05:
@@ -90,8 +82,7 @@ def test_stamps_of_columns_are_those_of_each_row(flavor: str, hundred: int) -> N
         lineages = {name: lineage_of(name, flavor, random) for name in ("a", "b")}
         rows = [row_of(lineages, random) for _ in range(60)]
         types = {
-            name: pyarrow.list_(pyarrow.binary() if name == "lives" else pyarrow.string())
-            for name in STAMP_COLUMNS
+            name: pyarrow.list_(pyarrow.binary() if name == "lives" else pyarrow.string()) for name in STAMP_COLUMNS
         }
         columns = {name: pyarrow.array([row[name] for row in rows], types[name]) for name in STAMP_COLUMNS}
         stamps, flags = encode_stamps(lineages, columns)
@@ -102,10 +93,7 @@ def test_stamps_of_columns_are_those_of_each_row(flavor: str, hundred: int) -> N
 
 
 def test_rows_without_anything_have_no_stamps() -> None:
-    types = {
-        name: pyarrow.list_(pyarrow.binary() if name == "lives" else pyarrow.string())
-        for name in STAMP_COLUMNS
-    }
+    types = {name: pyarrow.list_(pyarrow.binary() if name == "lives" else pyarrow.string()) for name in STAMP_COLUMNS}
     columns = {name: pyarrow.array([[], None], types[name]) for name in STAMP_COLUMNS}
     stamps, flags = encode_stamps({}, columns)
     assert (stamps.to_pylist(), flags.tolist()) == ([b"", b""], [0, 0])

@@ -127,9 +127,7 @@ def test_places_agree_with_the_sets_themselves() -> None:
         place = lineage.place(1, str(position))
         assert not place.flags & timeline.UNKNOWN_FLAGS or place == Place(0, (), timeline.BEFORE_ARCHIVE)
         held = [
-            at
-            for at, (source, number) in enumerate(numbers, 1)
-            if position.contains(MysqlGtidSet.of(source, number))
+            at for at, (source, number) in enumerate(numbers, 1) if position.contains(MysqlGtidSet.of(source, number))
         ]
         assert [at for at in range(1, len(numbers) + 1) if place.contains(at)] == held
 
@@ -145,9 +143,7 @@ def test_a_clock_set_back_does_not_make_later_commits_earlier() -> None:
 LINEAGE: Final = lineage_of(run_of(1, 1, 1000))
 NODE, LIFE, READER, WRITER, WHO = 11, 12, 13, 14, 15
 RULES: Final = Rules(10_000 * SECOND)
-KNOWN: Final = Knowledge(
-    {7: LINEAGE}, history_from_us={7: 0}, lives={(NODE, 7): [Life(LIFE, 0, 0, 0, 1000, 0)]}
-)
+KNOWN: Final = Knowledge({7: LINEAGE}, history_from_us={7: 0}, lives={(NODE, 7): [Life(LIFE, 0, 0, 0, 1000, 0)]})
 
 
 def stamps(prefix: int, *extras: int, flags: int = 0, life: int = LIFE) -> bytes:
@@ -178,9 +174,7 @@ def hit(begin: float, prefix: int, version: int, **columns: Any) -> ReplayRow:
     return row(HIT, begin, **{"version": version, "stamps": stamps(prefix), **columns})
 
 
-def found(
-    *rows: ReplayRow, known: Knowledge = KNOWN, tally: Tally | None = None
-) -> list[tuple[str, str, int]]:
+def found(*rows: ReplayRow, known: Knowledge = KNOWN, tally: Tally | None = None) -> list[tuple[str, str, int]]:
     """What the kernel finds. The judge of all rows says the same."""
     table = to_table(rows)
     by_arrays, by_rows = judge_both(table, RULES, known)
@@ -257,9 +251,7 @@ def test_an_invalidation_whose_position_names_its_end_covers_all_before_it() -> 
 def test_a_row_may_be_newer_than_its_token_and_not_older() -> None:
     rows = (change(10, 101, 100), invalidation(10.1, 10), change(12, 102, 101), invalidation(12.1, 12))
     assert found(*rows, fill(12.2, 11, version=60, observed=55, digest=102)) == []
-    assert found(*rows, fill(11.2, 11, version=60, observed=55, digest=102)) == [
-        ("digest_mismatch", "F46", 1)
-    ]
+    assert found(*rows, fill(11.2, 11, version=60, observed=55, digest=102)) == [("digest_mismatch", "F46", 1)]
     assert found(*rows, fill(11.5, 11, version=60, observed=55, digest=100)) == [("digest_mismatch", "F2", 1)]
     assert found(*rows, fill(11.5, 11, version=60, observed=55, digest=101)) == []
     assert found(*rows, fill(12.5, 12, version=60, observed=55, digest=101)) == [("digest_mismatch", "F2", 1)]
@@ -274,9 +266,7 @@ def test_a_deleted_row_is_absent() -> None:
 
 def test_a_composite_is_not_compared_with_a_row() -> None:
     tally = Tally()
-    assert (
-        found(change(10, 101, 100, flags=0), invalidation(10.1, 10), fill(11, 10, 60, 55), tally=tally) == []
-    )
+    assert found(change(10, 101, 100, flags=0), invalidation(10.1, 10), fill(11, 10, 60, 55), tally=tally) == []
     assert tally.counts["values not comparable"] == 1
     assert tally.counts["values compared"] == 0
 
@@ -393,11 +383,7 @@ def test_a_change_is_missed_where_the_item_was_read_under_the_floor_of_the_life(
 
 
 def test_a_life_has_its_highest_floor_and_when_that_began() -> None:
-    low, high, later = (
-        Life(LIFE, 1, 2, 5, 30, 1, 6),
-        Life(LIFE, 7, 8, 9, 20, 7),
-        Life(LIFE, 8, 9, 9, 40, 8, 3),
-    )
+    low, high, later = (Life(LIFE, 1, 2, 5, 30, 1, 6), Life(LIFE, 7, 8, 9, 20, 7), Life(LIFE, 8, 9, 9, 40, 8, 3))
     for one, other in permutations((low.join(high), later)):
         assert one.join(other) == Life(LIFE, 1, 2, 9, 40, 7, 6)
 

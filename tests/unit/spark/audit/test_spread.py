@@ -75,9 +75,7 @@ def without(said: dict[str, Any], *names: str) -> dict[str, Any]:
     return {**kept, "hot": sorted(each[:3] for each in said["hot"])}
 
 
-@pytest.mark.parametrize(
-    "hundred", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(1, 10))]
-)
+@pytest.mark.parametrize("hundred", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(1, 10))])
 def test_items_in_segments_are_judged_as_whole_ones(hundred: int) -> None:
     apart = 0
     for seed in range(hundred * 100, hundred * 100 + 100):

@@ -62,14 +62,7 @@ def make_carry(day: int, previous: State | None = None) -> Carry:
     )
     pending = to_table([(1, 1, 1, day)], PENDING)
     return Carry(
-        kept,
-        LocalEngine(),
-        shuffled,
-        Spread(1),
-        RecordedFiles(()),
-        RecordedFiles(()),
-        pending,
-        {(1, 1): b"item"},
+        kept, LocalEngine(), shuffled, Spread(1), RecordedFiles(()), RecordedFiles(()), pending, {(1, 1): b"item"}
     )
 
 

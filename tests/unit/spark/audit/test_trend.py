@@ -18,14 +18,7 @@ from freshness.errors import ConfigError
 from spark.audit import __main__ as command
 from spark.audit.model.schema import VIOLATION
 from spark.audit.report.summary import Nines, Share, Summary
-from spark.audit.report.trend_table import (
-    NINES,
-    VIOLATIONS,
-    IcebergTables,
-    TrendTables,
-    append_audit,
-    open_tables,
-)
+from spark.audit.report.trend_table import NINES, VIOLATIONS, IcebergTables, TrendTables, append_audit, open_tables
 from tests.simulation.recorded import write_rows
 from tests.unit.spark.audit.test_evidence import ACTION, change
 from tests.unit.spark.audit.test_page import summary_of
@@ -45,9 +38,7 @@ def later_audit() -> Summary:
 
 def violations_of(*kinds: str) -> Table:
     empty: dict[str, Any] = dict.fromkeys(VIOLATION.names)
-    return Table.from_pylist(
-        [{**empty, "kind": kind, "clients": [], "count": 2} for kind in kinds], VIOLATION
-    )
+    return Table.from_pylist([{**empty, "kind": kind, "clients": [], "count": 2} for kind in kinds], VIOLATION)
 
 
 def test_a_query_over_days_is_one_query(tmp_path: Path) -> None:
@@ -56,9 +47,7 @@ def test_a_query_over_days_is_one_query(tmp_path: Path) -> None:
     append_audit(audit_of(20_001, 100), violations_of(), folder)
     append_audit(audit_of(20_002, 90), violations_of("stale_hit", "thin_air_hit"), folder)
     nines = polars.scan_parquet(tmp_path / "audits/nines", hive_partitioning=True)
-    fresh = (
-        nines.group_by("day").agg(polars.col("within_1_seconds").sum() / polars.col("hits").sum()).sort("day")
-    )
+    fresh = nines.group_by("day").agg(polars.col("within_1_seconds").sum() / polars.col("hits").sum()).sort("day")
     told = fresh.collect().rows()
     assert [(str(day), share) for day, share in told] == [
         ("2024-10-04", 0.99),
@@ -140,9 +129,7 @@ def test_audits_are_added_to_delta_tables(tmp_path: Path) -> None:
     nines, violations = (DeltaTable(tmp_path / "audits" / name) for name in ("nines", "violations"))
     assert read_told(table(nines), table(violations)) == (NINES_TOLD, KINDS_TOLD)
     assert nines.metadata().partition_columns == violations.metadata().partition_columns == ["day"]
-    [row] = (
-        polars.scan_delta(tmp_path / "audits/nines").filter(day=date(2024, 10, 5)).collect().rows(named=True)
-    )
+    [row] = polars.scan_delta(tmp_path / "audits/nines").filter(day=date(2024, 10, 5)).collect().rows(named=True)
     assert row["within_1_seconds"] == 100
 
 
@@ -151,11 +138,7 @@ def table(delta: DeltaTable) -> Table:
 
 
 def test_audits_are_added_to_iceberg_tables(tmp_path: Path) -> None:
-    with_sqlite = {
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/w",
-    }
+    with_sqlite = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
     catalog = load_catalog("audits", **with_sqlite)
     append_three(IcebergTables(catalog, "quality"))
     nines, violations = (catalog.load_table(f"quality.{name}") for name in ("nines", "violations"))

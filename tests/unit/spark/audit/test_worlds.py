@@ -101,9 +101,7 @@ def found_in(result: Audit) -> Counter[Expected]:
 # -- many worlds -----------------------------------------------------------------------------------------
 
 
-def test_what_was_planted_is_found_and_nothing_else(
-    engine: Engine, worlds: list[Planted], tmp_path: Path
-) -> None:
+def test_what_was_planted_is_found_and_nothing_else(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     assert {world.plant for world in worlds} == {"", *(each.__name__ for each in PLANTS)}
     result = run(engine, write(worlds, tmp_path))
     expected = {each for world in worlds for each in world.expected}
@@ -133,9 +131,7 @@ def test_worlds_with_crashes_and_lag_are_clean(engine: Engine, worlds: list[Plan
     result.close()
 
 
-def test_arrays_say_of_each_world_what_the_judge_says(
-    engine: Engine, worlds: list[Planted], tmp_path: Path
-) -> None:
+def test_arrays_say_of_each_world_what_the_judge_says(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, Scope(AS_OF_US), pieces=1)
     by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.kept.known)
     assert by_arrays == by_rows
@@ -218,9 +214,7 @@ def test_two_days_are_one_audit_in_two_parts(engine: Engine, worlds: list[Plante
     first, second = _days(chosen, tmp_path, split_us)
     one = run(engine, first, scope=Scope(split_us - _SETTLE_US))
     save_state(one.carry, open_folder(str(tmp_path / "state")), HOUR)
-    two = run(
-        engine, second, scope=Scope(AS_OF_US, previous=load_state(open_folder(str(tmp_path / "state"))))
-    )
+    two = run(engine, second, scope=Scope(AS_OF_US, previous=load_state(open_folder(str(tmp_path / "state")))))
     both, together = found_in(one) + found_in(two), found_in(whole)
     assert sum(found_in(one).values()) > 10
     assert sum(found_in(two).values()) > 10
@@ -282,9 +276,7 @@ def test_windows_that_touch_are_one_audit(engine: Engine, worlds: list[Planted],
     folders = _write_files(chosen, tmp_path)
     whole = run(engine, folders, scope=WHOLE)
     edges = [EPOCH_US + seconds * 1_000_000 for seconds in (5, 9)]
-    windows = [
-        Window(begin_us, end_us, HOUR) for begin_us, end_us in pairwise((ALL.from_us, *edges, AS_OF_US))
-    ]
+    windows = [Window(begin_us, end_us, HOUR) for begin_us, end_us in pairwise((ALL.from_us, *edges, AS_OF_US))]
     parts = [_run_window(engine, folders, window) for window in windows]
     told = [_of_items(found_in(part)) for part in parts]
     both, together = sum(told, Counter()), _of_items(found_in(whole))
@@ -305,9 +297,7 @@ def test_windows_that_touch_are_one_audit(engine: Engine, worlds: list[Planted],
         result.close()
 
 
-def test_a_window_accuses_nothing_for_lack_of_evidence(
-    engine: Engine, worlds: list[Planted], tmp_path: Path
-) -> None:
+def test_a_window_accuses_nothing_for_lack_of_evidence(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     chosen = [world for world in worlds if world.plant not in _TIMELESS]
     folders = _write_files(chosen, tmp_path)
     window = Window(EPOCH_US + 9_000_000, EPOCH_US + 15_000_000)
@@ -323,9 +313,7 @@ def test_a_value_of_a_client_that_a_window_does_not_read_is_not_thin_air(
 ) -> None:
     """Its process ended before the window begins. The client that reads is recorded from the beginning."""
     actions = sorted(worlds[0].history.actions, key=lambda row: int(row["sequence"]))
-    fills, others = (
-        [row for row in actions if (row["action"] == "fill") is is_fill] for is_fill in (True, False)
-    )
+    fills, others = ([row for row in actions if (row["action"] == "fill") is is_fill] for is_fill in (True, False))
     for client, rows in (("filler", fills), ("reader", others)):
         told = [{**row, "client": client, "sequence": at} for at, row in enumerate(rows, start=1)]
         write_rows("actions", told, tmp_path / "files" / client, 1)
@@ -431,9 +419,7 @@ def test_a_truncated_file_is_an_error(engine: Engine, good: Folders) -> None:
 def test_another_version_is_an_error(engine: Engine, good: Folders) -> None:
     path = Path(good.archive) / "1.parquet"
     table = parquet.read_table(path)
-    parquet.write_table(
-        table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY.encode(): b"99"}), path
-    )
+    parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY.encode(): b"99"}), path)
     with pytest.raises(FormatError, match="version 99"):
         good.read(engine)
 
@@ -498,14 +484,11 @@ def test_rows_that_cannot_be_understood_are_an_error(
     engine: Engine, worlds: list[Planted], tmp_path: Path, column: str, value: Any, what: str
 ) -> None:
     world = next(world for world in worlds if not world.plant and _hits(world))
-    changes, actions = (
-        [dict(row) for row in rows] for rows in (world.history.changes, world.history.actions)
-    )
+    changes, actions = ([dict(row) for row in rows] for rows in (world.history.changes, world.history.actions))
     rows = changes if column == "gtid" else [row for row in actions if row["action"] == "hit"]
     rows[-1][column] = value
     folders = Folders(
-        write_rows("changes", changes, tmp_path / "archive"),
-        write_rows("actions", actions, tmp_path / "history"),
+        write_rows("changes", changes, tmp_path / "archive"), write_rows("actions", actions, tmp_path / "history")
     )
     with pytest.raises(FormatError, match=what):
         run(engine, folders)
@@ -546,14 +529,7 @@ def test_the_command_writes_its_report(
 def test_the_command_tells_mistakes_without_a_traceback(
     engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [
-        "--archive",
-        str(tmp_path / "a"),
-        "--history",
-        str(tmp_path / "b"),
-        "--report",
-        str(tmp_path / "out"),
-    ]
+    options = ["--archive", str(tmp_path / "a"), "--history", str(tmp_path / "b"), "--report", str(tmp_path / "out")]
     assert command.main(options) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
@@ -601,7 +577,5 @@ def test_a_part_of_the_time_that_cannot_be_judged_is_an_error(
 
 
 def test_help_needs_no_session() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "spark.audit", "--help"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "spark.audit", "--help"], capture_output=True, text=True, check=True)
     assert "--save-state" in done.stdout

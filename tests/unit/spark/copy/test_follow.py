@@ -66,9 +66,7 @@ def copy(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def rows(copy: Snapshot) -> list[tuple[int, str]]:
-    return sorted(
-        (row["id"], row["v"]) for row in read_copy(copy.session, str(copy.target), "customers").collect()
-    )
+    return sorted((row["id"], row["v"]) for row in read_copy(copy.session, str(copy.target), "customers").collect())
 
 
 def test_a_copy_that_begins_after_a_reshard_has_the_shards_of_now(copy: Snapshot, tmp_path: Path) -> None:

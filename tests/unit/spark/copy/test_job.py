@@ -77,13 +77,7 @@ class Scene:
         self._shown: Iterator[int] = iter(range(shown, 1000))
         nothing: Any = None
         self.copy = Snapshot(
-            nothing,
-            KEYSPACE,
-            FolderTarget(nothing, out),
-            ["goods"],
-            {},
-            clock=lambda: self.now,
-            sleep=self.sleep,
+            nothing, KEYSPACE, FolderTarget(nothing, out), ["goods"], {}, clock=lambda: self.now, sleep=self.sleep
         )
         monkeypatch.setattr(job, "find_floor", self.find_floor)
         monkeypatch.setattr(job, "read_head", lambda *_: up_to(99))
@@ -155,9 +149,7 @@ def test_a_table_whose_columns_are_others_now_is_dumped_again(
     assert scene.copy._open().tables["goods"].needs_dump is needs_dump
 
 
-def test_the_state_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, int]] = []
     fsync, replace = os.fsync, Path.replace
 

@@ -41,12 +41,7 @@ def test_a_gap_is_refused() -> None:
 
 
 def test_the_pieces_of_a_micro_batch_follow_one_another() -> None:
-    marks = [
-        ("a", BEGIN, up_to(12)),
-        ("a", EMPTY, up_to(15)),
-        ("a", BEGIN, up_to(10)),
-        ("a", EMPTY, up_to(12)),
-    ]
+    marks = [("a", BEGIN, up_to(12)), ("a", EMPTY, up_to(15)), ("a", BEGIN, up_to(10)), ("a", EMPTY, up_to(12))]
     assert advance(at(a=10), marks) == at(a=15)
     with pytest.raises(HistoryPurged):  # the piece before it is of the other shard
         advance(at(a=10, b=10), [*marks[:2], ("b", BEGIN, up_to(10)), ("b", EMPTY, up_to(12))])

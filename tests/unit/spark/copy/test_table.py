@@ -23,9 +23,7 @@ NOTHING: Final = (None, None, None)
 
 def changes(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[tuple[Any, ...]]:
     """What a change of the stream makes, without its place."""
-    told = {
-        name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))
-    }
+    told = {name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))}
     made = list(GOODS.to_changes({"lineage": "a", "ordinal": 7, "row": 3, **told}))
     assert all(row[:2] == (7, 3) for row in made)
     return [row[2:] for row in made]
@@ -92,9 +90,7 @@ def test_a_zero_date_is_null() -> None:
 
 
 def undone(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[tuple[Any, ...]]:
-    told = {
-        name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))
-    }
+    told = {name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))}
     made = list(GOODS.to_undone_changes({"lineage": "a", "ordinal": 7, "row": 3, **told}))
     assert all(row[:2] == (-7, -3) for row in made)
     return [row[2:] for row in made]

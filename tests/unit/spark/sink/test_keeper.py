@@ -96,9 +96,7 @@ class Restoring(Restoration):
 
 
 @pytest.mark.usefixtures("asked")
-def test_stripes_are_put_back_until_the_keeper_closes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stripes_are_put_back_until_the_keeper_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "Restoration", Restoring)
     made = Keeper(make_config(tmp_path), {})
     assert Restoring.made.of == ("shop", "shop/-", NODES)

@@ -18,15 +18,7 @@ from spark.sink.keeper import Keeper, LineageKeeper, LineageStatus
 from spark.sink.sender import Part, Ticket
 from spark.sink.stand_in import StandIn
 from tests.unit.invalidator.archive.archive_world import NODES, make_config
-from tests.unit.spark.sink.test_sink import (
-    FIRST,
-    LINEAGE,
-    STREAM,
-    World,
-    assert_like_one_process,
-    rows_of,
-    upto,
-)
+from tests.unit.spark.sink.test_sink import FIRST, LINEAGE, STREAM, World, assert_like_one_process, rows_of, upto
 
 SOURCE: Final = {"url": "http://service", "keyspace": "shop"}
 
@@ -131,9 +123,7 @@ def test_nothing_is_done_while_the_cluster_is_on_time(stand: Stand, tmp_path: Pa
     assert stand.opened == 0
 
 
-def test_it_ends_when_the_cluster_is_there_and_begins_again_when_that_stalls(
-    stand: Stand, tmp_path: Path
-) -> None:
+def test_it_ends_when_the_cluster_is_there_and_begins_again_when_that_stalls(stand: Stand, tmp_path: Path) -> None:
     late = Late()
     with make(stand, tmp_path, late) as started:
         wait_until(lambda: stand.commits, "a piece was acknowledged")
@@ -144,9 +134,7 @@ def test_it_ends_when_the_cluster_is_there_and_begins_again_when_that_stalls(
         started.check()
 
 
-def test_its_keeper_is_held_for_a_while(
-    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_keeper_is_held_for_a_while(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that is late again and again costs one row of heartbeats, and not one each time."""
     monkeypatch.setattr(stand_in, "LINGER_SECONDS", 3600.0)
     late = Late()

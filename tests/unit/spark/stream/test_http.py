@@ -46,16 +46,10 @@ MESSAGES: Final = (
 def test_schemas_are_passed_over(script: Script, service: Service) -> None:
     """Even in the middle of a transaction."""
     schemas = [TableSchema((TableColumn(name, "int", False),), ("id",), "log") for name in ("id", "v")]
-    changes = [
-        RowChange("customers", "insert", None, {"id": 1, "v": "x"}, schema=schema) for schema in schemas
-    ]
+    changes = [RowChange("customers", "insert", None, {"id": 1, "v": "x"}, schema=schema) for schema in schemas]
     script.lines = to_lines(message(11, *changes), message(12))
     assert sum(b'"schema"' in line[:20] for line in script.lines) == 2
-    assert [(row["op"], row["row"]) for row in read(service, 11)] == [
-        ("insert", 0),
-        ("insert", 1),
-        ("empty", -1),
-    ]
+    assert [(row["op"], row["row"]) for row in read(service, 11)] == [("insert", 0), ("insert", 1), ("empty", -1)]
 
 
 def to_lines(*messages: Any) -> list[bytes]:
@@ -153,9 +147,7 @@ def test_what_came_early_is_left_to_the_next_piece(script: Script, service: Serv
     assert f"{SOURCE}:15" in [row["gtid"] for row in read(service, 15)]
 
 
-def test_a_transaction_that_comes_again_from_its_first_row_counts_once(
-    script: Script, service: Service
-) -> None:
+def test_a_transaction_that_comes_again_from_its_first_row_counts_once(script: Script, service: Service) -> None:
     lines = to_lines(MESSAGES[0])
     script.lines = [lines[0], *lines]
     assert [row["row"] for row in read(service, 11)] == [0, 1, -1]
@@ -178,9 +170,7 @@ def test_so_does_one_of_which_a_raised_table_came_last(script: Script, service: 
     ],
     ids=["cut", "end", "error", "half a line"],
 )
-def test_a_stream_that_ends_before_the_piece_is_an_error(
-    last: list[bytes], script: Script, service: Service
-) -> None:
+def test_a_stream_that_ends_before_the_piece_is_an_error(last: list[bytes], script: Script, service: Service) -> None:
     script.lines = [*to_lines(*MESSAGES[:2]), *last]
     with pytest.raises(SourceUnavailable):
         read(service, 14)

@@ -16,14 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from freshness.errors import (
-    ConfigError,
-    FormatError,
-    FreshnessError,
-    HistoryPurged,
-    SourceUnavailable,
-    StreamStopped,
-)
+from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.archive_file import find_files
 from freshness.history.columns import CHANGES, KIND_KEY, VERSION_KEY
 from freshness.stream.source import RowChange
@@ -395,10 +388,7 @@ def test_a_checkpoint_older_than_the_archive_stops_the_stream(session: SparkSess
         ({"path": "a", "keyrange": "-80"}, "option 'keyrange'"),
         ({"path": "a", "key_range": "80-40"}, "holds nothing"),
         ({"path": "a", "since": ""}, "option 'since' of updatestream is empty"),
-        (
-            {"url": "http://b", "keyspace": "shop", "token_file": " "},
-            "option 'token_file' of updatestream is empty",
-        ),
+        ({"url": "http://b", "keyspace": "shop", "token_file": " "}, "option 'token_file' of updatestream is empty"),
     ],
 )
 def test_wrong_options_are_told(options: dict[str, str], said: str) -> None:

@@ -14,9 +14,7 @@ from freshness.position import MysqlGtidSet, Position
 from spark.copy.table import CopyColumn, CopyTable
 from tests.unit.invalidator.archive.archive_world import SOURCE
 
-CUSTOMERS: Final = CopyTable(
-    "customers", (CopyColumn("id", LongType()), CopyColumn("v", StringType())), ("id",)
-)
+CUSTOMERS: Final = CopyTable("customers", (CopyColumn("id", LongType()), CopyColumn("v", StringType())), ("id",))
 LINEAGES: Final = ("shop/-80", "shop/80-")
 KEYS: Final = 4
 
@@ -90,11 +88,7 @@ class History:
         return [dict(zip(LINEAGES, numbers, strict=True)) for numbers in product(*counts)]
 
     def table_at(self, vector: Mapping[str, int]) -> Table:
-        return {
-            key: row
-            for lineage, number in vector.items()
-            for key, row in self.tables[lineage][number].items()
-        }
+        return {key: row for lineage, number in vector.items() for key, row in self.tables[lineage][number].items()}
 
 
 def _keyed(lineage: str, row: Row) -> tuple[str, tuple[Any, ...]]:

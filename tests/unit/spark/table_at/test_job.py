@@ -59,9 +59,7 @@ def write_copy(folder: Path, position: Mapping[str, Position], rows: list[tuple[
     schema = to_arrow_schema(CUSTOMERS.schema())
     (folder / "copy" / table.folder).mkdir(parents=True)
     batches = list(to_batches(rows, schema))
-    parquet.write_table(
-        pyarrow.Table.from_batches(batches, schema), folder / "copy" / table.folder / "part.parquet"
-    )
+    parquet.write_table(pyarrow.Table.from_batches(batches, schema), folder / "copy" / table.folder / "part.parquet")
     begin = {lineage: str(EventToken(lineage, "-", 1, 0, MysqlGtidSet())) for lineage in position}
     told = {lineage: str(each) for lineage, each in position.items()}
     write_state(folder / "copy", CopyState("shop", "mysql", begin, told, {"customers": table}))
@@ -191,9 +189,7 @@ def test_a_time_is_everything_before_the_first_later_transaction(
 
 
 @pytest.mark.parametrize("number", [12, 19])
-def test_the_token_of_an_event_is_everything_up_to_it(
-    session: SparkSession, world: Path, number: int
-) -> None:
+def test_the_token_of_an_event_is_everything_up_to_it(session: SparkSession, world: Path, number: int) -> None:
     """The token names its own transaction alone."""
     assert run(session, world, str(token(number))) == 0
     assert made(world) == [(1, str(number))]
@@ -258,12 +254,7 @@ def hole() -> str:
     ],
 )
 def test_a_place_that_cannot_be_had(
-    session: SparkSession,
-    world: Path,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-    code: int,
-    words: list[str],
+    session: SparkSession, world: Path, capsys: pytest.CaptureFixture[str], place: str, code: int, words: list[str]
 ) -> None:
     assert_refused(session, world, capsys, place, code, *words)
 
@@ -293,12 +284,8 @@ def test_a_row_that_lacks_columns_is_applied_and_not_taken_back(
     session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The image before has the key alone: with the image after, that is the newer row and not the older."""
-    cut = [
-        message(number, RowChange("customers", "update", {"id": 1}, row(number))) for number in range(11, 15)
-    ]
-    write_archive(
-        tmp_path, *cut, message(15, RowChange("customers", "update", row(14), {"v": "15"})), begins_at=10
-    )
+    cut = [message(number, RowChange("customers", "update", {"id": 1}, row(number))) for number in range(11, 15)]
+    write_archive(tmp_path, *cut, message(15, RowChange("customers", "update", row(14), {"v": "15"})), begins_at=10)
     copy_at(tmp_path, 12)
     assert run(session, tmp_path, at(15), "forward") == 0
     assert made(tmp_path, "forward") == [(1, "15")]
@@ -310,19 +297,14 @@ def test_a_new_row_that_lacks_columns_is_refused(
     session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_archive(
-        tmp_path,
-        *steps(11, 12),
-        message(13, RowChange("customers", "insert", None, {"id": 1})),
-        begins_at=10,
+        tmp_path, *steps(11, 12), message(13, RowChange("customers", "insert", None, {"id": 1})), begins_at=10
     )
     copy_at(tmp_path, 11)
     assert_refused(session, tmp_path, capsys, at(13), 4, "transaction 3 of shop/-", "without all columns")
     assert run(session, tmp_path, at(12)) == 0
 
 
-def test_a_file_that_is_missing(
-    session: SparkSession, world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_missing(session: SparkSession, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = next(file for file in find_files(world / "archive") if file.first == 4)
     file.path.unlink()
     assert_refused(session, world, capsys, at(12), 2, "begins with transaction", "is missing")
@@ -373,9 +355,7 @@ def test_a_lineage_that_only_one_of_them_has(
 ) -> None:
     """A reshard: the new shard was written after the time, and the copy does not have it."""
     write_archive(world, *steps(11, 12, shard="80-"), begins_at=10)
-    assert_refused(
-        session, world, capsys, time(11), 4, "shop/80- of the archive was written after", "resume text"
-    )
+    assert_refused(session, world, capsys, time(11), 4, "shop/80- of the archive was written after", "resume text")
     assert run(session, world, time(12), "later") == 0
     write_copy(world / "two", {ONE: up_to(15), "shop/x": up_to(3)}, [])
     words = ["the copy has lineage shop/x", "a copy ends with a reshard"]
@@ -399,8 +379,7 @@ def test_a_copy_that_is_not_exact_at_its_position(
     words: list[str],
 ) -> None:
     write_state(
-        world / "copy",
-        CopyState("shop", "mysql", {ONE: str(token(0))}, {ONE: str(up_to(15))}, {"customers": table}),
+        world / "copy", CopyState("shop", "mysql", {ONE: str(token(0))}, {ONE: str(up_to(15))}, {"customers": table})
     )
     assert_refused(session, world, capsys, at(12), code, *words)
 
@@ -419,15 +398,6 @@ def test_a_folder_that_is_there_is_not_touched(
 
 
 def test_without_a_copy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    options = [
-        "--archive",
-        "a",
-        "--table",
-        "t",
-        "--at",
-        "2026-01-31T12:00:00Z",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    options = ["--archive", "a", "--table", "t", "--at", "2026-01-31T12:00:00Z", "--out", str(tmp_path / "out")]
     assert command.main(options) == 2
     assert "give --copy" in capsys.readouterr().err

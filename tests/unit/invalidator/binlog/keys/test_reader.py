@@ -41,9 +41,7 @@ ID = integer("id", is_nullable=False)
 
 
 def definition(name: str, *columns: KeyColumn, table: str = "goods") -> ObjectDefinition:
-    return ObjectDefinition(
-        cast(Any, None), cast(Any, None), KeyBuilder("n", name, columns), {table: columns}
-    )
+    return ObjectDefinition(cast(Any, None), cast(Any, None), KeyBuilder("n", name, columns), {table: columns})
 
 
 def reader_of(*definitions: ObjectDefinition, flavor: str = "mysql") -> KeyReader:
@@ -135,8 +133,7 @@ def test_a_column_of_any_type_is_stepped_over(kind: str) -> None:
     key = ID
     for columns in ([column, key], [key, column], [column, column, key, column]):
         lines = [
-            [i4(number) if each is key else field if number % 3 else None for each in columns]
-            for number in range(9)
+            [i4(number) if each is key else field if number % 3 else None for each in columns] for number in range(9)
         ]
         insert = rows(30, len(columns), *map(image, lines))
         expected = [b"n:o:%d" % number for number in range(9)]
@@ -154,8 +151,7 @@ def test_null_bitmaps_of_any_width(count: int) -> None:
     columns = [integer(f"c{place}", types.SHORT) for place in range(count - 1)]
     columns.insert(chance.randrange(count), ID)
     lines = [
-        [i4(number) if each is ID else chance.choice((None, b"\1\2")) for each in columns]
-        for number in range(40)
+        [i4(number) if each is ID else chance.choice((None, b"\1\2")) for each in columns] for number in range(40)
     ]
     reader = reader_of()
     reader.map_table(table_map(columns))
@@ -189,9 +185,7 @@ def test_integers_of_all_widths_and_signs(kind: int, field: bytes, signed: bytes
         assert key_item(made, field, ColumnKind.DECIMAL) == expected
 
 
-DATETIME_FIELD = ((((2026 * 13 + 1) << 5 | 31) << 17 | 23 << 12 | 59 << 6 | 58) + (1 << 39)).to_bytes(
-    5, "big"
-)
+DATETIME_FIELD = ((((2026 * 13 + 1) << 5 | 31) << 17 | 23 << 12 | 59 << 6 | 58) + (1 << 39)).to_bytes(5, "big")
 
 
 @pytest.mark.parametrize(
@@ -322,9 +316,7 @@ BLOCK = [ID, integer("tenant"), varchar("page")]
 def read_blocks(row_event: Any) -> list[bytes]:
     """The items of a composite with two key columns, which its member has under names of its own."""
     of_table = (KeyColumn("tenant", PAGE[0].kind), KeyColumn("page", PAGE[1].kind, PAGE[1].collation))
-    composite = ObjectDefinition(
-        cast(Any, None), cast(Any, None), KeyBuilder("n", "o", PAGE), {"goods": of_table}
-    )
+    composite = ObjectDefinition(cast(Any, None), cast(Any, None), KeyBuilder("n", "o", PAGE), {"goods": of_table})
     reader = reader_of(composite)
     reader.map_table(table_map(BLOCK))
     for _ in range(2):  # a NULL pattern has a branch of its own when it comes again
@@ -389,9 +381,7 @@ def test_extra_information_is_stepped_over(extra: bytes) -> None:
 def test_an_after_image_may_leave_out_what_did_not_change() -> None:
     columns = [ID, varchar("v"), integer("w")]
     minimal = {"present": (True, False, False), "present_after": (False, True, True)}
-    update = rows(
-        31, 3, image([i4(1)]), image([b"\1x", None]), image([i4(2)]), image([None, i4(3)]), **minimal
-    )
+    update = rows(31, 3, image([i4(1)]), image([b"\1x", None]), image([i4(2)]), image([None, i4(3)]), **minimal)
     assert items(columns, update) == [b"n:o:1", b"n:o:2"]
     changed = {"present": (True, False, False), "present_after": (True, True, False)}
     update = rows(31, 3, image([i4(1)]), image([i4(5), b"\1x"]), **changed)
@@ -430,9 +420,7 @@ def test_partial_json_updates() -> None:
     assert "ValueError" in read(columns, rows(39, 3, before, b"\2" + after)).problem
 
 
-@pytest.mark.parametrize(
-    ("kind", "plain"), [(166, 23), (167, 24), (168, 25), (169, 30), (170, 31), (171, 32)]
-)
+@pytest.mark.parametrize(("kind", "plain"), [(166, 23), (167, 24), (168, 25), (169, 30), (170, 31), (171, 32)])
 @pytest.mark.parametrize("length_bytes", [1, 2, 4])
 def test_compressed_rows(kind: int, plain: int, length_bytes: int) -> None:
     content = b"".join(image([i4(number)]) for number in range(40))
@@ -445,8 +433,7 @@ def test_compressed_rows(kind: int, plain: int, length_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "compressed",
-    [b"\x90\1x", b"\x81\5" + zlib.compress(b"1234"), b"\x81\3" + zlib.compress(b"1234"), b"\x81\5zz"],
+    "compressed", [b"\x90\1x", b"\x81\5" + zlib.compress(b"1234"), b"\x81\3" + zlib.compress(b"1234"), b"\x81\5zz"]
 )
 def test_compressed_rows_that_cannot_be_unpacked_stop_the_stream(compressed: bytes) -> None:
     with pytest.raises(StreamStopped, match="cannot be unpacked"):
@@ -559,11 +546,7 @@ def test_tables_of_no_object_cost_nothing_and_are_told() -> None:
     reader = reader_of()
     # An unknown type does not matter here.
     strange = Made("c", 200)
-    for name, database, wanted in (
-        ("idle", "shop", True),
-        ("other", "shop", False),
-        ("goods", "else", False),
-    ):
+    for name, database, wanted in (("idle", "shop", True), ("other", "shop", False), ("goods", "else", False)):
         table = reader.map_table(table_map([strange], name=name, database=database))
         assert (table.name, table.database, table.wanted, table.problem) == (name, database, wanted, "")
         answer = reader.read_rows(rows(30, 1, b"anything"))

@@ -47,9 +47,7 @@ def string(made: Made, length_bytes: int) -> Column:
         return texts.map(lambda text: len(text).to_bytes(length_bytes, "little") + text)
 
     letters = st.sampled_from((b"abcd", b"ABcd", b"a:c/", b"\xc3\xa4\xc3\xa4"))
-    others = spelled(
-        st.sampled_from((b"", b"abc", b"abcde", b"\x04abc", b"a" * min(300, 256**length_bytes - 1)))
-    )
+    others = spelled(st.sampled_from((b"", b"abc", b"abcde", b"\x04abc", b"a" * min(300, 256**length_bytes - 1))))
     return Column(made, ColumnKind.STRING, spelled(letters), st.none() | others)
 
 
@@ -113,9 +111,7 @@ def reading(*, by_stride: bool) -> Iterator[None]:
         yield
 
 
-def both(
-    columns: Sequence[Made], keys: Sequence[KeyColumn], event: LogEvent
-) -> list[tuple[list[bytes], bool]]:
+def both(columns: Sequence[Made], keys: Sequence[KeyColumn], event: LogEvent) -> list[tuple[list[bytes], bool]]:
     answers = []
     for by_stride in (True, False):
         with reading(by_stride=by_stride):
@@ -132,9 +128,7 @@ def test_by_stride_and_row_by_row_are_the_same(made: tuple[list[Made], list[KeyC
 
 @given(events(), st.data())
 @settings(max_examples=200)
-def test_damage_is_the_same_too(
-    made: tuple[list[Made], list[KeyColumn], LogEvent], data: st.DataObject
-) -> None:
+def test_damage_is_the_same_too(made: tuple[list[Made], list[KeyColumn], LogEvent], data: st.DataObject) -> None:
     columns, keys, event = made
     packet = bytearray(event.packet)
     # Behind the head: a byte there is changed, or the end is missing.
@@ -197,9 +191,7 @@ def test_rows_that_are_alike_are_not_walked_through(monkeypatch: pytest.MonkeyPa
     assert is_problem
 
 
-def test_layouts_are_bounded_and_rows_that_differ_are_left_alone_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layouts_are_bounded_and_rows_that_differ_are_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = [varchar("v", 200), ID]
     reader = reader_of(columns, [NUMBER])
     expected = [b"n:o:%d" % at for at in range(100)]

@@ -541,9 +541,7 @@ def test_rows_are_those_of_the_library(made: tuple[list[Made], LogEvent]) -> Non
         else:
             assert answer.problem == ""
             found = [(change.before, change.after) for change in answer.changes]
-            assert [tuple(map(exact, each)) for each in found] == [
-                tuple(map(exact, each)) for each in expected
-            ]
+            assert [tuple(map(exact, each)) for each in found] == [tuple(map(exact, each)) for each in expected]
 
 
 @settings(max_examples=200)
@@ -572,9 +570,7 @@ def test_compiled_and_walked_rows_are_the_same_also_where_bytes_are_damaged(
     columns, row_event = made
     packet = bytearray(row_event.packet)
     if data.draw(st.booleans()):
-        packet[data.draw(st.integers(row_event.start + 8, row_event.end - 1))] = data.draw(
-            st.integers(0, 255)
-        )
+        packet[data.draw(st.integers(row_event.start + 8, row_event.end - 1))] = data.draw(st.integers(0, 255))
     damaged = row_event._replace(packet=bytes(packet))
     answers = []
     for walks in (0, 10**9):

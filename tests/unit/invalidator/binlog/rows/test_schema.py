@@ -59,10 +59,7 @@ def column(kind: int, width: int = 0, **parts: object) -> MappedColumn:
         (column(types.YEAR, is_unsigned=True), TableColumn("c", "year", True)),
         (column(types.DATETIME2, 6), TableColumn("c", "datetime", True, scale=6)),
         (column(types.TIMESTAMP2), TableColumn("c", "timestamp", True, scale=0)),
-        (
-            column(types.VARCHAR, 80, collation=45),
-            TableColumn("c", "varchar", True, length=80, charset="utf8mb4"),
-        ),
+        (column(types.VARCHAR, 80, collation=45), TableColumn("c", "varchar", True, length=80, charset="utf8mb4")),
         (column(types.VARCHAR, 80, collation=63), TableColumn("c", "varbinary", True, length=80)),
         (column(types.STRING, 4, collation=8), TableColumn("c", "char", True, length=4, charset="latin1")),
         (column(types.STRING, 4, collation=63), TableColumn("c", "binary", True, length=4)),
