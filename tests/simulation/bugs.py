@@ -1171,8 +1171,8 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 
 SELDOM_CAUGHT: Final = {
-    "a view outlives an interruption": "a reader must be interrupted within the second before its node has an earlier "
-    "memory again; an exhaustive world finds it",
+    "a view outlives an interruption": "a reader must be interrupted within the second before its node has an "
+    "earlier memory again; an exhaustive world finds it",
     BOUND_ANYWHERE: "the memory of a node must be replaced between two requests of an invalidator that revives it",
     "put back with another primary's heartbeat": "two primaries take writes in an exhaustive world alone",
     "every key is taken for exact": "a row must be absent, be asked for by another spelling, and come to be "
