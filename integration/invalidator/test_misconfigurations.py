@@ -566,6 +566,12 @@ wrong_redis([Rule.CONFIG_HIDDEN], "Redis without CONFIG", "--rename-command", "C
 wrong_file([Rule.NODE_DOWN], "a node that is down", nodes=["127.0.0.1:1"])
 
 
+@case(Rule.NODES_FROM)
+def a_node_that_the_source_alone_names(system: System) -> Iterator[Mapping[str, Any]]:
+    (system.folder / "nodes").write_text(f"{system.node.address}\n127.0.0.1:1\n")
+    yield {"cache": {"nodes_from": "file:nodes"}}
+
+
 def test_nothing_is_found_where_redis_is_right(mariadb_system: System) -> None:
     with Redis(options=RIGHT_REDIS) as node:
         assert mariadb_system.check(nodes=[node.address], cache={"backend": "redis"}) == []
