@@ -205,6 +205,8 @@ THERE_AND_BACK: Final = (1, (0,), 1), (2, (1, 0), 1), (3, (1,), 1), (4, (0, 1), 
 """Topology and rings of each file, while the second ring takes the place of the first, and the first comes back."""
 ANOTHER_AND_BACK: Final = (1, (0,), 1), (2, (0,), 2), (3, (0,), 1)
 """The same of a definition of the object."""
+ALTERED_AND_BACK: Final = (1, (0,), 1), (1, (0,), 2), (1, (0,), 1)
+"""The same of the columns of its key: the number of the file stays."""
 OPENED: Final = ("run", 0), ("look", 0), ("beat", 0), ("run", 0), ("look", 0), ("apply", 0)
 FILLED_BY_THE_FIRST: Final = (*OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("beat", 0), ("run", 0))
 """The entry is there by the first ring, and both rings are served."""
@@ -326,6 +328,25 @@ WORLDS: Final = (
         "a definition comes back",
         files=ANOTHER_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), readers=2,
         polls=1, crashes=1,
+    ),
+    SmallWorld(
+        "the keys of an object are altered",
+        files=ALTERED_AND_BACK, past=(*OPENED, ("read", 0), ("exchange", 0)),
+        reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
+    ),
+    SmallWorld(
+        "keys are altered, and altered back",
+        files=ALTERED_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), readers=2,
+        polls=1, crashes=1,
+    ),
+    SmallWorld(
+        "another invalidator has not seen that keys are altered",
+        files=ALTERED_AND_BACK[:2], posts=((NODE, 0), (NODE, 0)),
+        past=(
+            ("run", 0), ("run", 1), ("look", 0), ("beat", 0), ("run", 0), ("run", 1), ("look", 0), ("apply", 0),
+            ("read", 0), ("exchange", 1),
+        ),
+        invalidators=2, restorers=0, reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
     ),
     SmallWorld(
         "an invalidator of the previous file goes on",
@@ -648,7 +669,7 @@ class Explorer:
         self.items = frozenset(self.stripes)
         self.records = frozenset(_at(node, record_key("sim", LINEAGE)) for node in self.nodes)
         self.wanted = wanted_key("sim", LINEAGE)
-        self.policies = [self._policy_of(*each) for each in world.files]
+        self.policies = [self._policy_of(number) for number in range(len(world.files))]
         self.node_of: dict[bytes, str] = {}
         """The node of each life."""
         self.polls_used: dict[tuple[int, int], int] = {}
@@ -671,12 +692,15 @@ class Explorer:
 
     # -- programs -----------------------------------------------------------------------------------------
 
-    def _policy_of(self, topology: int, rings: Sequence[int], definition: int) -> NodePolicy:
+    def _policy_of(self, number: int) -> NodePolicy:
+        topology, rings, definition = self.world.files[number]
+        before = {each for of_number, _, each in self.world.files[:number] if of_number == topology}
         placements = [self.placements[ring] for ring in rings]
         return NodePolicy(
             "sim", LINEAGE, placements[0].ring_version, {"row": definition}, self.world.stripes,
             self.world.lease_seconds, self.world.heartbeat_age_max_seconds, REFRESH_SECONDS, topology=topology,
             placements={each.ring_version: each for each in placements} if len(self.placements) > 1 else {},
+            altered={("row", each) for each in before - {definition}},
         )  # fmt: skip
 
     def _post_of(self, number: int, start: int) -> tuple[str, int]:
