@@ -83,12 +83,18 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _EngineSession:
-    """The session that an engine's connections begin with, as the last new one showed it."""
+    """The session that an engine's connections begin with, as the last new one showed it. ``folds``: whether the
+    server takes names of databases that differ in case for one."""
 
     zone: str
     isolation: str
     database: str
-    is_usual: bool
+    folds: bool
+
+    def reads(self, database: str) -> bool:
+        """Whether its statements read this database, and do not lock the rows."""
+        is_same = self.database == database or (self.folds and self.database.lower() == database.lower())
+        return is_same and self.isolation != SERIALIZABLE
 
 
 @dataclass(slots=True, eq=False)
@@ -242,11 +248,11 @@ class CachedReads:
             return replayed(orm, *state.answer) if is_its else None
         if not may_be_by_key(orm.statement, self._keys) or _is_special(orm):
             return None
-        site = self._find_serving(session, state, orm.bind_arguments)
-        if site is None:
+        found = self._find_serving(session, state, orm.bind_arguments)
+        if found is None:
             return None
         try:
-            return self._find_result(site, orm)
+            return self._find_result(*found, orm)
         except StandAside:
             return None
 
@@ -256,18 +262,21 @@ class CachedReads:
         self, session: Session, object_name: str, key: tuple[Any, ...], statement: Select[Any]
     ) -> tuple[ReplayEngine, Answer] | None:
         """The answers to the statements of a composite from its entry, or None."""
-        site = self._find_serving(session, SessionState.of(session), {"clause": statement})
-        if site is None:
+        found = self._find_serving(session, SessionState.of(session), {"clause": statement})
+        if found is None:
             return None
+        site, shown = found
         try:
             rows = self.fetch(session, object_name, key if len(key) > 1 else key[0])
         except StandAside:
             return None
-        return site.replay, answer_from(rows, lambda context: self.check_zone(site, context.compiled))
+        return site.replay, answer_from(rows, lambda context: self.check_zone(site, shown.zone, context.compiled))
 
-    def _find_serving(self, session: Session, state: SessionState, bind_arguments: Any) -> _Site | None:
-        """The server that the cache stands in for; None if the session has changes, or has written in its
-        transaction."""
+    def _find_serving(
+        self, session: Session, state: SessionState, bind_arguments: Any
+    ) -> tuple[_Site, _EngineSession] | None:
+        """The server that the cache stands in for, and what the session's connection has shown; None if the session
+        has changes, has written in its transaction, reads another database, or locks the rows."""
         if state.is_blind or session._new or session._deleted or session.identity_map._modified:
             return None
         bind = session.get_bind(**bind_arguments)
@@ -275,11 +284,12 @@ class CachedReads:
         if is_special(getattr(session, "execution_options", {})) or self._writes.are_others(state, bind):
             return None
         site = self._site(bind.engine)
-        return site if site is not None and self._is_usual(site, state, bind.engine) else None
+        shown = None if site is None else self._look(site, state, bind.engine)
+        return (site, shown) if site is not None and shown is not None and shown.reads(site.database) else None
 
-    def _is_usual(self, site: _Site, state: SessionState, engine: Engine) -> bool:
-        """Whether sessions of the engine read the configured database, and do not lock the rows. Asked of each new
-        connection that a session has, past SQLAlchemy's cursor: applications count the statements of that one."""
+    def _look(self, site: _Site, state: SessionState, engine: Engine) -> _EngineSession | None:
+        """The session of an engine's connection. Asked of each new one that a session has, past SQLAlchemy's cursor:
+        applications count the statements of that one."""
         used = next((each for each in state.connections if each.engine is engine), None)
         shown: _EngineSession | None = site.session if used is None else used.info.get(_ASKED)
         if shown is None:
@@ -287,8 +297,8 @@ class CachedReads:
                 shown = self._read_session(site, used, engine)
             except Exception as error:  # noqa: BLE001 - of any driver: the session reads the database, and has it too
                 log.warning("the session's own engine is read in the place of the cache: %s", error)
-                return False
-            if not shown.is_usual and shown != site.session:
+                return None
+            if not shown.reads(site.database) and shown != site.session:
                 log.warning(
                     "rows are not served from the cache: the sessions of the engine have database %s and isolation "
                     "%s. hint: connect to the database of freshness.toml, and not as SERIALIZABLE",
@@ -296,7 +306,7 @@ class CachedReads:
                     shown.isolation,
                 )
             site.session = shown
-        return shown.is_usual
+        return shown
 
     def _read_session(self, site: _Site, used: Connection | None, engine: Engine) -> _EngineSession:
         borrowed = engine.raw_connection() if used is None else used.connection
@@ -307,13 +317,9 @@ class CachedReads:
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
             finally:
                 cursor.close()
-            is_same = database == site.database or (int(folds) > 0 and str(database).lower() == site.database.lower())
-            shown = borrowed.info[_ASKED] = _EngineSession(
-                str(system if zone == "SYSTEM" else zone),
-                str(isolation),
-                str(database),
-                is_usual=is_same and isolation != SERIALIZABLE,
-            )
+            own_zone = str(system if zone == "SYSTEM" else zone)
+            shown = _EngineSession(own_zone, str(isolation), str(database), int(folds) > 0)
+            borrowed.info[_ASKED] = shown
             return shown
         finally:
             if used is None:
@@ -334,10 +340,9 @@ class CachedReads:
             log.warning("the session's own engine is read in the place of the cache: %s", error)
             raise StandAside from error
 
-    def check_zone(self, site: _Site, compiled: Any) -> None:
-        """Raise `StandAside` if a TIMESTAMP would not be in the time zone of the application's own sessions."""
-        assert site.session is not None, "asked before a statement is answered"
-        if site.session.zone.upper() in _UTC:
+    def check_zone(self, site: _Site, zone: str, compiled: Any) -> None:
+        """Raise `StandAside` if a TIMESTAMP would not be in the time zone of the application's own session."""
+        if zone.upper() in _UTC:
             return
         columns = site.columns.get(compiled)
         if columns is None:
@@ -358,11 +363,11 @@ class CachedReads:
             log.warning(
                 "rows with a TIMESTAMP are not served from the cache: the engine's time zone is %s. hint: "
                 "connect with init_command=\"SET time_zone = '+00:00'\"",
-                site.session.zone,
+                zone,
             )
         raise StandAside
 
-    def _find_result(self, site: _Site, orm: ORMExecuteState) -> Any:
+    def _find_result(self, site: _Site, shown: _EngineSession, orm: ORMExecuteState) -> Any:
         """The result from the cache. Raises `StandAside`, and as `fetch`."""
         statement: Any = orm.statement
         made, key = None, None
@@ -380,9 +385,9 @@ class CachedReads:
         layout, plan, _ = known
         if plan is None:
             raise StandAside
-        self.check_zone(site, layout.compiled)
+        self.check_zone(site, shown.zone, layout.compiled)
         rows = self._find_rows(plan, orm.session, self._find_keys(layout.compiled, plan, orm, made))
-        self.check_zone(site, layout.compiled)  # by the floors that this read has seen
+        self.check_zone(site, shown.zone, layout.compiled)  # by the floors that this read has seen
         if orm._compile_state_cls is None:
             return replayed(orm, site.replay, lambda *_: rows)
         return load(orm, layout, rows)

@@ -102,7 +102,7 @@ class CachedSessions:
         find_result, find = kind._find_result, kind._find_rows
         asked: list[Any] = []
 
-        def find_asked(reads: Any, site: Any, orm: Any) -> Any:
+        def find_asked(reads: Any, site: Any, shown: Any, orm: Any) -> Any:
             def note(_: Any, sql: str, parameters: Any) -> list[Any]:
                 asked[:] = sql, parameters
                 return []
@@ -111,7 +111,7 @@ class CachedSessions:
             [(gtids,)] = self.ask("SELECT @@global.gtid_executed")
             database = reads.cache.database(site.keyspace.name)
             SessionState.of(orm.session).add(database.commit_token_of(gtids, shard=site.shard))
-            return find_result(reads, site, orm)
+            return find_result(reads, site, shown, orm)
 
         def find_compared(reads: Any, plan: Any, session: Any, keys: Any) -> Any:
             sql, parameters = asked

@@ -37,6 +37,15 @@ def test_a_connection_that_the_application_hands_over_may_have_been_changed(shop
             assert name_of(session) == "database"
 
 
+def test_two_caches_of_an_engine_look_at_a_connection_once(shop: Shop) -> None:
+    others = sessionmaker(shop.engine)
+    CachedReads(shop.cache, others)
+    with shop.engine.connect() as connection:
+        for sessions in (shop.sessions, others):
+            with sessions(bind=connection) as session:
+                assert name_of(session) == "cache"
+
+
 def open_profile(shop: Shop) -> CachedSelect:
     """A composite whose entry has another row than the database."""
     site = shop.reads._site(shop.engine)
@@ -45,7 +54,7 @@ def open_profile(shop: Shop) -> CachedSelect:
 
     def find(session: Session, _: str, __: Any, statement: Any) -> Any:
         found = shop.reads._find_serving(session, SessionState.of(session), {"clause": statement})
-        return served if found is site else None
+        return served if found is not None and found[0] is site else None
 
     return CachedSelect(find, site.replay, "profile", lambda _: BY_KEY)
 
