@@ -83,8 +83,8 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _EngineSession:
-    """The session that an engine's connections begin with, as the last new one showed it. ``folds``: whether the
-    server takes names of databases that differ in case for one."""
+    """The session that an engine's connections begin with, as the last new one showed it. ``folds``: True if names of
+    databases that differ in case alone are one name to the server."""
 
     zone: str
     isolation: str
