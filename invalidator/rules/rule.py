@@ -59,8 +59,7 @@ class Rule(Enum):
         "F115", "a cache node does not answer: its reads go to the database", "see that it runs and is reachable"
     )
 
-    NODES_FROM = (
-        "warning",
+    NODES_FROM = _warning(
         CAVEAT,
         "cache.nodes_from names other nodes than cache.nodes, or cannot be read",
         "`invalidator nodes discover`",
