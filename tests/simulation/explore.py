@@ -319,25 +319,24 @@ WORLDS: Final = (
         past=(*FILLED_BY_THE_FIRST, ("exchange", 0), ("run", 0), ("commit", 0), ("run", 0)),
         readers=2, reads_by=(0, 3), polls=1, crashes=1,
     ),
-    SmallWorld(
-        "a definition leaves",
-        files=ANOTHER_AND_BACK, past=(*OPENED, ("read", 0), ("exchange", 0)),
-        reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
-    ),
-    SmallWorld(
-        "a definition comes back",
-        files=ANOTHER_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), readers=2,
-        polls=1, crashes=1,
-    ),
-    SmallWorld(
-        "the keys of an object are altered",
-        files=ALTERED_AND_BACK, past=(*OPENED, ("read", 0), ("exchange", 0)),
-        reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
-    ),
-    SmallWorld(
-        "keys are altered, and altered back",
-        files=ALTERED_AND_BACK, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)), readers=2,
-        polls=1, crashes=1,
+    *(
+        world
+        for leaves, comes_back, files in (
+            ("a definition leaves", "a definition comes back", ANOTHER_AND_BACK),
+            ("the keys of an object are altered", "keys are altered, and altered back", ALTERED_AND_BACK),
+        )
+        for world in (
+            SmallWorld(
+                leaves,
+                files=files, past=(*OPENED, ("read", 0), ("exchange", 0)),
+                reads=2, beats=0, polls=1, ticks=(MOMENT_SECONDS,),
+            ),
+            SmallWorld(
+                comes_back,
+                files=files, past=(*FILLED_BY_THE_FIRST, ("commit", 0), ("run", 0)),
+                readers=2, polls=1, crashes=1,
+            ),
+        )
     ),
     SmallWorld(
         "another invalidator has not seen that keys are altered",
