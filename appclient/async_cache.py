@@ -125,10 +125,18 @@ class AsyncCache:
         return await self._run(self.blocking.get, object_name, key, explain=explain, **options)
 
     async def get_many(
-        self, object_name: str, keys: Iterable[Hashable], *, explain: bool = False, **options: Unpack[ReadOptions]
+        self,
+        object_name: str,
+        keys: Iterable[Hashable],
+        *,
+        explain: bool = False,
+        together: bool = False,
+        **options: Unpack[ReadOptions],
     ) -> dict[Any, Any]:
         """See `Cache.get_many`."""
-        found: dict[Any, Any] = await self._run(self.blocking.get_many, object_name, keys, explain=explain, **options)
+        found: dict[Any, Any] = await self._run(
+            self.blocking.get_many, object_name, keys, explain=explain, together=together, **options
+        )
         return found
 
     def loader(self, object_name: str) -> Callable[[AsyncFunction], AsyncFunction]:

@@ -160,9 +160,14 @@ class Cache:
         at_least: AtLeast = None,
         connection: Any = None,
         explain: bool = False,
+        together: bool = False,
     ) -> dict[Any, Any]:
         """``{key: object or None}`` for all keys, with one request per node for the hits. A key of several columns is
-        a tuple, in key order. The options are those of `get`."""
+        a tuple, in key order. The options are those of `get`.
+
+        ``together``: the values are of one moment of each shard, as one snapshot of the database shows them: from the
+        entries if they prove it, else from such a snapshot. Raises `ConfigError` for an object of which a key is read
+        from several shards, or whose loader reads by the cache."""
         self.lookups.definition(object_name)  # raises for a wrong name even without keys
         if isinstance(keys, (str, bytes, Mapping)):
             raise ConfigError(
@@ -172,7 +177,7 @@ class Cache:
         lookups = [self._find_lookup(object_name, key) for key in wanted]
         if not lookups:
             return {}
-        demand = self._demand(max_staleness_seconds, at_least)
+        demand = self._demand(max_staleness_seconds, at_least, is_together=together)
         reads = self._answer(lookups, demand, connection)
         answers = zip(wanted, lookups, reads, strict=True)
         if explain or self.on_read is not None:
@@ -230,10 +235,11 @@ class Cache:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _demand(self, max_staleness_seconds: float | None, at_least: AtLeast) -> Demand:
-        if max_staleness_seconds is None and at_least is None and not is_enclosed():
+    def _demand(self, max_staleness_seconds: float | None, at_least: AtLeast, *, is_together: bool = False) -> Demand:
+        if max_staleness_seconds is None and at_least is None and not is_together and not is_enclosed():
             return NO_DEMAND
-        return Demand(max_staleness_seconds, demand_commits(at_least, self.config.keyspaces.values()))
+        asked = demand_commits(at_least, self.config.keyspaces.values())
+        return Demand(max_staleness_seconds, asked, is_together)
 
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool, demand: Demand) -> Any:
         """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""

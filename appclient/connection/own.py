@@ -57,13 +57,12 @@ class OwnConnection(LoaderConnection):
             cursor.close()
 
 
-class OwnDatabase:
-    """The application's connection in the place of `Database`, for loaders. It gives no token, so
-    nothing is stored."""
+class OpenedDatabase:
+    """A connection in the place of `Database`, for loaders. It gives no token, so nothing is stored."""
 
-    def __init__(self, connection: Any) -> None:
-        self._own = connection
-        self.shards: Mapping[str, OwnDatabase] = defaultdict(lambda: self)
+    def __init__(self, opened: LoaderConnection) -> None:
+        self._opened = opened
+        self.shards: Mapping[str, OpenedDatabase] = defaultdict(lambda: self)
         """The shard of whatever lineage."""
 
     def rows_with_token(
@@ -77,7 +76,7 @@ class OwnDatabase:
         servers: Any = None,
     ) -> tuple[list[Row], None]:
         """The rows of one SELECT as dictionaries by column, without a token. Raises as the connection does."""
-        return OwnConnection(self._own).query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
+        return self._opened.query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
 
     def snapshot(
         self,
@@ -87,18 +86,14 @@ class OwnDatabase:
         required: Mapping[str, Any] | None = None,
         servers: Any = None,
     ) -> tuple[Result, list[None]]:
-        """The result of ``load`` on the application's connection, with None as the token of each lineage."""
-        opened = OwnConnection(self._own)
-        try:
-            return load(opened), [None for _ in lineages]
-        finally:
-            opened.end()
+        """The result of ``load`` on the connection, with None as the token of each lineage."""
+        return load(self._opened), [None for _ in lineages]
 
 
-def require_one_shard(object_name: str, lineages: Sequence[str]) -> None:
-    """Raise `ConfigError` if a key is read from several shards: the connection goes to only one."""
+def require_one_shard(object_name: str, lineages: Sequence[str], why: str) -> None:
+    """Raise `ConfigError` if a key is read from several shards."""
     if len(lineages) > 1:
         raise ConfigError(
-            f"object {object_name} is read from {len(lineages)} shards, and a transaction is open on one connection",
-            hint="read it before the transaction, or query each shard",
+            f"object {object_name} is read from {len(lineages)} shards, and {why}",
+            hint="read it alone and outside a transaction, or query each shard",
         )

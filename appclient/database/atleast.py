@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from freshness.algorithm.request import NO_TOKENS
@@ -36,26 +36,45 @@ domain.
 """
 
 
-_ENCLOSING: Final[ContextVar[Mapping[str, EventToken]]] = ContextVar("enclosing", default=NO_TOKENS)
+@dataclass(slots=True)
+class Enclosing:
+    """A value that is being built. ``has_parts``: True once something in it was read past its snapshot."""
+
+    tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
+    around: Enclosing | None = None
+    has_parts: bool = False
+
+    def note_part(self) -> None:
+        """A part of this value, and of each around it, is read by a read of its own."""
+        self.has_parts = True
+        if self.around is not None:
+            self.around.note_part()
+
+
+_ENCLOSING: Final[ContextVar[Enclosing | None]] = ContextVar("enclosing", default=None)
 
 
 @contextmanager
-def enclosed_by(lineage: str, token: EventToken | None, at_least: EventToken | None = None) -> Iterator[None]:
+def enclosed_by(
+    lineage: str, token: EventToken | None = None, at_least: EventToken | None = None
+) -> Iterator[Enclosing]:
     """Reads of a shard in here are parts of a value that was read at ``token``, so they have its commits (F18), and
     those that were asked of the value. The value is invalidated by what comes after its token alone. A part that
     lacks an earlier change would stay old: a node that is behind may still have it as a hit."""
-    before = _ENCLOSING.get()
+    around = _ENCLOSING.get()
+    before = NO_TOKENS if around is None else around.tokens
     asked = [each for each in (before.get(lineage), token, at_least) if each is not None]
-    reset = _ENCLOSING.set({**before, lineage: _join(lineage, asked)} if asked else before)
+    enclosing = Enclosing({**before, lineage: _join(lineage, asked)} if asked else before, around)
+    reset = _ENCLOSING.set(enclosing)
     try:
-        yield
+        yield enclosing
     finally:
         _ENCLOSING.reset(reset)
 
 
 def is_enclosed() -> bool:
     """Whether a read has the demands of a value around it."""
-    return bool(_ENCLOSING.get())
+    return _ENCLOSING.get() is not None
 
 
 def _join(lineage: str, asked: Sequence[EventToken]) -> EventToken:
@@ -91,7 +110,11 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
     those of its keyspace, or of all if it is unknown. Nothing compares with it, so the primaries are read.
     Raises `FormatError` for a text that does not parse, `ConfigError` for anything but a commit token.
     """
-    enclosing = _ENCLOSING.get()
+    around = _ENCLOSING.get()
+    enclosing = NO_TOKENS
+    if around is not None:
+        around.note_part()
+        enclosing = around.tokens
     if at_least is None:
         return enclosing
     token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least

@@ -53,7 +53,7 @@ from freshness.database.connection import Connection, executed_position
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken, covers, lacks
-from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, UNTIL, parse_token, parse_until, token_sql
 
 log = logging.getLogger(__name__)
 
@@ -139,10 +139,12 @@ class ShardDatabase(ShardServers):
         ) -> tuple[Result | LoaderError, EventToken | None, ServerAddress]:
             snapshot = self._begin(connection, address, at_least, shown, required.rows)
             opened = LoaderConnection(connection, network=self._access.network)
-            with enclosed_by(self.lineage, snapshot.token, at_least):
+            with enclosed_by(self.lineage, snapshot.token, at_least) as enclosing:
                 loaded = run_loader(load, opened)
             # If the loader caught an interruption, an answer may still be under way: nobody may read it.
             token = self._end(snapshot, opened)
+            if token is not None and enclosing.has_parts:
+                token = replace(token, until=None)
             if token is None and at_least is not None and not isinstance(loaded, LoaderError):
                 raise behind(address)
             return loaded, token, address
@@ -229,8 +231,9 @@ class ShardDatabase(ShardServers):
         try:
             if token is not None:
                 question, name = self._new_question()
-                _, [(server,)] = self._ask(connection, question, f"SELECT {name}")
-                token = token if server == snapshot.server else None
+                _, [(server, until)] = self._ask(connection, question, f"SELECT {name}, {UNTIL[self._flavor]}")
+                is_same = server == snapshot.server
+                token = replace(token, until=parse_until(self._flavor, until)) if is_same else None
                 if server is None:
                     self._close_changed(connection, address)
             if connection.open and self.is_own(address):
@@ -279,11 +282,13 @@ class ShardDatabase(ShardServers):
                 names, answers = self._select(connection, table, condition, order, "", params)
             # Without a row, all is NULL; a primary key never is otherwise.
             rows = [
-                dict(zip(names[1:], row[1:], strict=True))
+                dict(zip(names[2:], row[2:], strict=True))
                 for row in answers
-                if any(value is not None for value in row[1:])
+                if any(value is not None for value in row[2:])
             ]
-            shown = token if answers[0][0] == server else None
+            shown = None
+            if token is not None and answers[0][0] == server:
+                shown = replace(token, until=parse_until(self._flavor, answers[-1][1]))
             if answers[0][0] is None:
                 self._close_changed(connection, address)
             if shown is None and at_least is not None:
@@ -295,7 +300,8 @@ class ShardDatabase(ShardServers):
     def _select(
         self, connection: Connection, table: str, condition: str, order: str, lock: str, params: Sequence[Any]
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The names of the columns and the rows, each with the name of the server in front."""
+        """The names of the columns and the rows, each with the name of the server and the answer to `UNTIL` in
+        front."""
         question, name = self._new_question()
         one = f"(SELECT 1 AS {question}) AS {question}"
         if order:
@@ -303,7 +309,7 @@ class ShardDatabase(ShardServers):
             its = f"(SELECT * FROM {table} WHERE {condition}{order}{lock}) AS {table} ON TRUE{order}"
         else:
             its = f"{table} ON {condition}{lock}"
-        sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
+        sql = f"SELECT {name}, {UNTIL[self._flavor]}, {table}.* FROM {one} LEFT JOIN {its}"
         try:
             with answered_in_time():
                 return self._ask(connection, question, sql, params)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from appclient.connection.own import OwnDatabase
+from appclient.connection.own import OpenedDatabase, require_one_shard
 from appclient.connection.query import LoaderConnection, Row
+from appclient.database.atleast import enclosed_by
 from appclient.database.database import Database
 from appclient.database.required import KeyedRows, Required
 from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
@@ -50,7 +51,7 @@ class ObjectLoader:
     """Loads the values of one object. ``function`` builds a composite; a row and a list need none."""
 
     def __init__(
-        self, definition: ObjectDefinition, database: Database | OwnDatabase, function: LoaderFunction | None
+        self, definition: ObjectDefinition, database: Database | OpenedDatabase, function: LoaderFunction | None
     ) -> None:
         self._definition = definition
         self._database = database
@@ -76,6 +77,39 @@ class ObjectLoader:
                 rows = self._load_rows([lookups[place] for place in some], at_least)
                 loaded.update(zip(some, rows, strict=True))
         return [loaded[place] for place in range(len(lookups))]
+
+    def load_together(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+        """The same, all values of a lineage in one snapshot. Raises `ConfigError` for an object with keys of several
+        shards, and for one whose loader reads by the cache, past the snapshot."""
+        places: dict[str, list[int]] = {}
+        for place, lookup in enumerate(lookups):
+            require_one_shard(lookup.policy.name, lookup.policy.lineages, "its values cannot be read together")
+            places.setdefault(lookup.policy.lineages[0], []).append(place)
+        loaded: dict[int, Loaded] = {}
+        for lineage, its in places.items():
+            loaded.update(zip(its, self._load_snapshot(lineage, [lookups[at] for at in its], at_least), strict=True))
+        return [loaded[place] for place in range(len(lookups))]
+
+    def _load_snapshot(
+        self, lineage: str, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]
+    ) -> list[Loaded]:
+        definition = self._definition
+
+        def build(connection: LoaderConnection) -> list[Loaded]:
+            return ObjectLoader(definition, OpenedDatabase(connection), self._function).load(lookups)
+
+        rows = [self._keyed_rows(lookups, table) for table in definition.columns_by_table]
+        required = {name: Required(token, rows) for name, token in join_required(lookups).items()}
+        servers: dict[str, ReadServer] = {}
+        with enclosed_by(lineage) as enclosing:
+            found, [token] = self._database.snapshot([lineage], build, at_least, required, servers)
+        if enclosing.has_parts:
+            raise ConfigError(
+                f"the loader of {definition.config.name} reads by the cache, so its value is of several moments",
+                hint="let it read by its connection, or read this object without together=True",
+            )
+        tokens = {} if token is None else {lineage: token}
+        return [replace(one, tokens=tokens, servers=servers) for one in found]
 
     # -- single rows ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from appclient.connection.own import OwnDatabase, require_one_shard
+from appclient.connection.own import OpenedDatabase, OwnConnection, require_one_shard
 from appclient.connection.pool import nested_reads
 from appclient.database.database import Database
 from appclient.reading.loader import LoaderFunction, ObjectLoader
@@ -139,13 +139,22 @@ class Lookups:
         with nested_reads():
             return self.loaders[name].load(lookups, at_least)
 
+    def load_together(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+        """The same in one snapshot of each shard. All lookups are of one object."""
+        with nested_reads():
+            return self.loaders[lookups[0].policy.name].load_together(lookups, at_least)
+
     def load_on(self, connection: Any, lookups: Sequence[Lookup]) -> list[Loaded]:
         """The same on the application's own connection. All lookups are of one object."""
         for lookup in lookups:
-            require_one_shard(lookup.policy.name, lookup.policy.lineages)
+            require_one_shard(lookup.policy.name, lookup.policy.lineages, "a transaction is open on one connection")
         name = lookups[0].policy.name
-        loader = ObjectLoader(self.definitions[name], OwnDatabase(connection), self._functions.get(name))
-        return loader.load(lookups)
+        opened = OwnConnection(connection)
+        try:
+            loader = ObjectLoader(self.definitions[name], OpenedDatabase(opened), self._functions.get(name))
+            return loader.load(lookups)
+        finally:
+            opened.end()
 
     def find_heads(self, lookup: Lookup) -> Mapping[str, EventToken]:
         """All that the primaries of a lookup have executed, by lineage."""

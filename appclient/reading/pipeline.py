@@ -98,6 +98,7 @@ class Pipeline:
         first = lookups.lineages[0] if lookups.lineages else ""
         probe = partial(around.open_node or open_configured, settings.access)
         self._breakers = Breakers(settings.all_nodes, probe, Get(record_key(settings.namespace, first)))
+        load_together: Load = partial(self.load_within_limits, is_together=True)
         self.load = self._build_load()
         self.nodes = NodeReads(
             settings=settings,
@@ -105,6 +106,7 @@ class Pipeline:
             open_node=self._open_guarded,
             make_context=self._make_context,
             load=self.load,
+            load_together=load_together if observer is None else observed_loads(observer, load_together),
             recall=self.copies.recall,
             note=self.refusals.note,
         )
@@ -136,11 +138,14 @@ class Pipeline:
             load = observed_loads(observer, load)
         return Flights(load, self._around.network, None if observer is None else observer.share_load).load
 
-    def load_within_limits(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+    def load_within_limits(
+        self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken], *, is_together: bool = False
+    ) -> list[Loaded]:
         """Each value by its object's loader. All lookups are of one object. Raises `Overloaded` above its limit."""
         if (limit := self.limits.get(lookups[0].policy.name)) is not None:
             limit.take(len(lookups))
-        return self._lookups.load(lookups, at_least)
+        load = self._lookups.load_together if is_together else self._lookups.load
+        return load(lookups, at_least)
 
     def _reading_own_transactions(self, answer: Answer) -> Answer:
         """Past the cache inside the application's transaction, on its connection."""

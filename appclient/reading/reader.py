@@ -17,6 +17,7 @@ from freshness.algorithm.read import read_through
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.together import read_together
 from freshness.algorithm.view import NodeView
 from freshness.config.cache import CacheConfig
 from freshness.errors import FreshnessError, Overloaded
@@ -44,7 +45,8 @@ class NodeReads:
     """Reads on the nodes; each has a reader to itself, which is lent again.
 
     ``open_node``: a connection to the node of a name. ``make_context``: the context of a new reader. ``load``:
-    answers a `Load` step. ``recall``: the copy of a lookup that may be served above the database's limit, or None.
+    answers a `Load` step, ``load_together`` one in one snapshot.
+    ``recall``: the copy of a lookup that may be served above the database's limit, or None.
     ``note``: called with the reads that took the procedure.
     """
 
@@ -53,6 +55,7 @@ class NodeReads:
     open_node: Callable[[str], CacheNode]
     make_context: Callable[[], ReadContext]
     load: Load
+    load_together: Load
     recall: Callable[[Lookup], Read | None]
     note: Callable[[Sequence[Lookup], Sequence[Read]], None]
     readers: Pool[Reader] = field(init=False)
@@ -66,7 +69,7 @@ class NodeReads:
         try:
             if reader is None:
                 reader = self.open_reader()
-            if demand.max_staleness_seconds is not None:
+            if demand.max_staleness_seconds is not None or demand.is_together:
                 return self._run(reader, lookups, demand)
             if len(lookups) == 1:
                 (lookup,) = lookups
@@ -108,7 +111,8 @@ class NodeReads:
     def open_reader(self) -> Reader:
         """A reader of all nodes; it connects at the first request to each."""
         nodes = {name: self.open_node(name) for name in self.settings.all_nodes}
-        driver = BlockingDriver(nodes, self.network.sleep, load=self.load, run_all=self.network.run_all)
+        sleep, run_all = self.network.sleep, self.network.run_all
+        driver = BlockingDriver(nodes, sleep, load=self.load, load_together=self.load_together, run_all=run_all)
         return Reader(nodes, driver, self.make_context())
 
     def _run(self, reader: Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
@@ -119,7 +123,8 @@ class NodeReads:
                 node.close()
                 reader.context.forget(name)
         try:
-            reads = reader.driver.run(read_through(reader.context, lookups, demand))
+            procedure = read_together if demand.is_together else read_through
+            reads = reader.driver.run(procedure(reader.context, lookups, demand))
         except Overloaded:
             if not demand.may_be_stale:
                 raise

@@ -87,6 +87,7 @@ class BlockingDriver:
     nodes: Mapping[str, CacheNode]
     sleep: Callable[[float], None]
     load: Callable[[Sequence[Any], Mapping[str, EventToken]], Any] = _no_database
+    load_together: Callable[[Sequence[Any], Mapping[str, EventToken]], Any] = _no_database
     read_head: Callable[[], Head] = _no_database
     read_stream: Callable[[float], Streamed | None] = _no_database
     confirm_succession: Callable[[ConfirmSuccession], bool] = _in_doubt
@@ -108,7 +109,8 @@ class BlockingDriver:
             case Flow():
                 return self.nodes[step.node].perform(step.requests)
             case Load():
-                return self.load(step.lookups, step.at_least)
+                load = self.load_together if step.is_together else self.load
+                return load(step.lookups, step.at_least)
             case ReadHead():
                 return self.read_head()
             case ConfirmSuccession():

@@ -30,10 +30,11 @@ from freshness.position import Position, decode_position, empty_position
 from freshness.position.wire import WireReader, Writer
 
 MAGIC: Final = 0xFA
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 LIFE_SIZE: Final = 8
 STUB: Final = b""
 LINEAGES_MAX: Final = 255
+BEYOND_BYTES_MAX: Final = 255
 CHUNK_BYTES_MAX: Final = 4096
 """A position that takes more is appended to no stripe; the stripe is deleted in its place, which is always safe."""
 
@@ -79,12 +80,24 @@ def _open(data: bytes, *kinds: Kind) -> tuple[Kind, WireReader]:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """From which state of one lineage an entry was read, and in which life of its node it was stored."""
+    """From which state of one lineage an entry was read, and in which life of its node it was stored.
+
+    The value has all events of its key in ``position``, and none beyond ``until``; None: it is not known how far."""
 
     lineage: str
     life: bytes
     epoch: int
     position: Position
+    until: Position | None = None
+
+    def encode_beyond(self) -> bytes:
+        """``until`` less ``position``, nearly always an empty one; no bytes if it is unknown, or far."""
+        beyond = b"" if self.until is None else self.until.subtract(self.position).encode()
+        return beyond if len(beyond) <= BEYOND_BYTES_MAX else b""
+
+    def with_beyond(self, beyond: bytes) -> Stamp:
+        """The stamp whose `encode_beyond` this is."""
+        return replace(self, until=self.position.union(decode_position(beyond))) if beyond else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,8 @@ class Filled:
             writer.u64(stamp.epoch)
             writer.long(stamp.position.encode())
         writer.long(self.identity)
+        for stamp in self.stamps:
+            writer.short(stamp.encode_beyond())
         if self.value is not None:
             writer.raw(self.value)
         return writer.getvalue()
@@ -123,6 +138,7 @@ class Filled:
         if not stamps:
             raise FormatError("an entry without a position")
         identity = reader.long()
+        stamps = tuple(stamp.with_beyond(reader.read_bytes(reader.u8())) for stamp in stamps)
         if kind is not Kind.ABSENT_ROW:
             return cls(stamps, identity, reader.rest(), kind is Kind.PARTED)
         reader.finish()
@@ -150,9 +166,10 @@ def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None
     position_end = at + 4 + int.from_bytes(data[at : at + 4], "big")
     identity_at = position_end + 4
     identity_end = identity_at + int.from_bytes(data[position_end:identity_at], "big")
-    if identity_end > len(data):
+    if identity_end >= len(data):
         return None
-    return data[at + 4 : position_end], data[identity_at:identity_end], identity_end
+    value_at = identity_end + 1 + data[identity_end]
+    return data[at + 4 : position_end], data[identity_at:identity_end], value_at
 
 
 def find_live_value(data: bytes, beginning: bytes, identity: bytes) -> int:
@@ -167,7 +184,11 @@ def find_live_value(data: bytes, beginning: bytes, identity: bytes) -> int:
         return 0
     identity_at = at + 4 + position_size
     wanted = len(identity).to_bytes(4, "big") + identity
-    return identity_at + len(wanted) if data.startswith(wanted, identity_at) else 0
+    if not data.startswith(wanted, identity_at):
+        return 0
+    beyond_at = identity_at + len(wanted)
+    value_at = beyond_at + 1 + data[beyond_at] if beyond_at < len(data) else 0
+    return value_at if value_at <= len(data) else 0
 
 
 # -- stripes -------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def _find_moved(context: ReadContext, entry: Pending, view: NodeView, item: Item
         if held is None or record is None or held.primary != record.primary:
             return None
         position = held.progress.union(stamps[lineage].position)
-        tokens[lineage] = EventToken(lineage, lineage, held.epoch, 0, position)
+        tokens[lineage] = EventToken(lineage, lineage, held.epoch, 0, position, stamps[lineage].until)
     if find_fill_refusal(policy, context.ring, guarded.records, guarded.stripes, tokens) is not None:
         return None
     ttl_seconds = policy.spread_ttl(context.jitter())
@@ -309,7 +309,7 @@ def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
         for lineage in lookup.policy.lineages:
             record, token = guarded.records[lineage], fill.row.tokens[lineage]
             assert record is not None
-            stamps.append(Stamp(lineage, record.life, token.epoch, token.position))
+            stamps.append(Stamp(lineage, record.life, token.epoch, token.position, token.until))
         data = fill.payload if fill.manifest is None else fill.manifest.encode()
         entry = Filled(tuple(stamps), lookup.identity, data, fill.manifest is not None).encode()
         request = Cas(lookup.item, entry, guarded.stub.version, fill.ttl_seconds)

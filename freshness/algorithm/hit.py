@@ -8,6 +8,7 @@ commit. The parts of a large value are read after its entry (``parts.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from freshness.algorithm.envelope import STUB, NodeRecord, resume_key
@@ -66,6 +67,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         requests = _entry_gets(context, view, of_node)
         if view is None or (
             sent_at - view.fetched_at >= refresh_seconds * REFRESH_SHARE
+            or demand.is_together  # a copy is older than what was filled since
             or (demand.at_least and _is_behind(view, of_node, demand.at_least))
         ):
             view = None
@@ -103,6 +105,10 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
     if parted:
         yield from _complete(context, parted)
     for node, of_node, view, replies, dead in judged:
+        if demand.is_together:
+            for entry, reply in zip(of_node, replies, strict=False):
+                if isinstance(state := entry.state, Read) and isinstance(reply, Item):
+                    entry.state = replace(state, spans=view.find_spans(entry.lookup.policy, reply.value))
         if witness is not None:
             for entry, reply in zip(of_node, replies, strict=False):
                 if isinstance(state := entry.state, Read) and isinstance(reply, Item):

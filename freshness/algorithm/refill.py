@@ -157,7 +157,7 @@ def _may_fill(row: LoggedRow, record: NodeRecord | None, stripe: Stripe | None, 
 
 def _replace(row: LoggedRow, item: Item, life: bytes, token: EventToken) -> Cas:
     lookup = row.lookup
-    stamp = Stamp(token.lineage, life, token.epoch, token.position)
+    stamp = Stamp(token.lineage, life, token.epoch, token.position, token.position)
     data = Filled((stamp,), lookup.identity, row.payload).encode()
     ttl = lookup.policy.spread_ttl(crc32(lookup.item) / 2**32)
     return Cas(lookup.item, data, item.version, ttl)

@@ -234,10 +234,12 @@ class Flows:
 @value
 class Load:
     """Read the given lookups from the database, the token first. Answer: one `freshness.algorithm.lookup.Loaded`
-    each. ``at_least``: see `freshness.algorithm.read.read_through`; the values have these commits."""
+    each. ``at_least``: see `freshness.algorithm.read.read_through`; the values have these commits.
+    ``is_together``: in one snapshot of each shard."""
 
     lookups: tuple[Any, ...]
     at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
+    is_together: bool = False
 
 
 @value

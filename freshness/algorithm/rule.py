@@ -40,6 +40,7 @@ class ReadOutcome(Enum):
     LIFE = "the node lost its memory during the read"
     STALE = "the node is staler than the caller allows"
     BEHIND = "the entry is not known to have the commit that the caller asks for"
+    TOGETHER = "read in one snapshot of the database, since the entries are not of one state"
     OWN_TRANSACTION = "the caller's connection has an open transaction, and was read itself"
     NODE_DOWN = "the node did not answer"
     FOREIGN = "the item in the cache is not one of ours"
@@ -210,6 +211,28 @@ def find_hit_refusal(
         if lack is not None:
             return ReadOutcome.DEAD if lack is ReadOutcome.FLOOR else lack
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How far a live entry shows one lineage: it has all events of its key in ``since``, the progress of the record
+    that was read before it, and none beyond ``until``. ``history``: the epoch and the primary of that record."""
+
+    since: Position
+    until: Position
+    history: tuple[int, str]
+
+
+def are_of_one_state(spans: Collection[Span]) -> bool:
+    """Whether entries show one and the same state of a lineage (I11).
+
+    It is the least progress of their nodes, which the log once had as its end: all entries have all events until
+    there, and none beyond. Without an order among the progresses nothing is known.
+    """
+    if len({span.history for span in spans}) > 1:
+        return False
+    since = {id(span.since): span.since for span in spans}.values()
+    return all(position.contains(span.until) for position in since for span in spans)
 
 
 def has_commit(asked: EventToken, lineage: str, record: NodeRecord | None, stamp: Stamp | None = None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 from freshness.algorithm.envelope import NodeRecord, Stripe, previous_reader_key, record_key
 from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
 from freshness.algorithm.request import LATEST, NO_TOKENS, Add, Delete, Flows, Get, Procedure, Request, Version
-from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.rule import ReadOutcome, Span
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX
@@ -35,7 +35,8 @@ class Read:
 
     ``shows_required``: the value from the database has every invalidation of the key that the node had acknowledged
     before the read began (I10). False: the node did not say which, or no server that was read is known to show them.
-    ``servers``: the servers that it was read from, by lineage.
+    ``servers``: the servers that it was read from, by lineage. ``spans``: of a hit, by lineage, if they are asked for
+    and known.
     """
 
     outcome: ReadOutcome
@@ -44,6 +45,7 @@ class Read:
     tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
     shows_required: bool = False
     servers: Mapping[str, ReadServer] = field(default_factory=lambda: NO_SERVERS)
+    spans: Mapping[str, Span] | None = None
 
     @property
     def is_hit(self) -> bool:
@@ -53,16 +55,18 @@ class Read:
 @value
 class Demand:
     """The caller's own demands on a hit. ``at_least``: by lineage, commits that the value must have (I9).
+    ``is_together``: the values are to be of one state, see `freshness.algorithm.together`.
 
     If a token is of another lineage than its key, such as one that no longer serves, no hit serves.
     """
 
     max_staleness_seconds: float | None = None
     at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
+    is_together: bool = False
 
     @property
     def may_be_stale(self) -> bool:
-        return self.max_staleness_seconds is None and not self.at_least
+        return self.max_staleness_seconds is None and not self.at_least and not self.is_together
 
 
 NO_DEMAND: Final = Demand()

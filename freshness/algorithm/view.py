@@ -23,6 +23,7 @@ from freshness.algorithm.request import Item, Reply
 from freshness.algorithm.rule import (
     ObjectPolicy,
     ReadOutcome,
+    Span,
     find_hit_refusal,
     find_lack,
     find_object_refusal,
@@ -155,6 +156,16 @@ class NodeView:
         return all(
             has_commit(at_least[lineage], lineage, self.records.get(lineage), stamps[lineage]) for lineage in behind
         )
+
+    def find_spans(self, policy: ObjectPolicy, data: bytes) -> dict[str, Span]:
+        """How far an entry that is live here, and was read after this view, shows each lineage of its object. Without
+        those of which it is not known."""
+        spans = {}
+        for stamp in Filled.decode(data).stamps:
+            record = self.records.get(stamp.lineage)
+            if stamp.lineage in policy.lineages and record is not None and stamp.until is not None:
+                spans[stamp.lineage] = Span(record.progress, stamp.until, (record.epoch, record.primary))
+        return spans
 
     def _is_covered_entry(self, policy: ObjectPolicy, lineage: str, data: bytes, prefix_size: int) -> bool:
         parts = split_live(data, prefix_size)

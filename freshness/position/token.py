@@ -13,7 +13,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from freshness.errors import FormatError
@@ -33,24 +33,26 @@ _UNSUITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters,
 @dataclass(frozen=True, slots=True)
 class EventToken:
     """``timestamp_us``: microseconds since 1970, as the stream has it (the start of a statement; F3). ``epoch``:
-    changed when history was lost. Raises `FormatError` for names or numbers out of bounds."""
+    changed when history was lost. ``until``: a position beyond which a value that was read has nothing, None if it is
+    not known; it is not encoded. Raises `FormatError` for names or numbers out of bounds."""
 
     lineage: str
     shard: str
     epoch: int
     timestamp_us: int
     position: Position
+    until: Position | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for field, name in (("lineage", self.lineage), ("shard", self.shard)):
+        for part, name in (("lineage", self.lineage), ("shard", self.shard)):
             if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX or _UNSUITABLE.search(name):
                 raise FormatError(
-                    f"{field} {name[:60]!r} of an event token",
+                    f"{part} {name[:60]!r} of an event token",
                     hint=f"expected 1 to {NAME_BYTES_MAX} bytes of text without control characters",
                 )
-        for field, number in (("epoch", self.epoch), ("timestamp_us", self.timestamp_us)):
+        for part, number in (("epoch", self.epoch), ("timestamp_us", self.timestamp_us)):
             if not 0 <= number <= NUMBER_MAX:
-                raise FormatError(f"{field} {number} of an event token", hint=f"expected 0 to {NUMBER_MAX}")
+                raise FormatError(f"{part} {number} of an event token", hint=f"expected 0 to {NUMBER_MAX}")
 
     def encode(self) -> bytes:
         """The binary form. Raises `FormatError` above ``ENCODED_BYTES_MAX`` bytes."""

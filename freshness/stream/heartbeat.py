@@ -8,12 +8,15 @@ before the rows (F2, F17, F18; docs/algorithm.md#reading): a binlog position wou
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from freshness.errors import FormatError
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
+
+_THREADS: Final = re.compile(r"#\d+")
 
 HEARTBEAT_TABLE: Final = "freshness_heartbeat"
 EPOCH_ROW: Final = "epoch"
@@ -37,6 +40,16 @@ _VISIBLE: Final = {
     # there the watermark moves the token.
     "mariadb": "@@global.gtid_slave_pos",
 }
+
+
+UNTIL: Final = {
+    # While a transaction commits, it is owned; the engine shows it before the server calls it executed.
+    "mysql": "CONCAT_WS(',', NULLIF(@@global.gtid_owned, ''), NULLIF(@@global.gtid_executed, ''))",
+    # The log has a transaction before the engine shows it, on a replica only if that logs what it applies.
+    "mariadb": "IF(@@global.log_bin AND @@global.log_slave_updates, @@global.gtid_binlog_pos, NULL)",
+}
+"""A column of the SELECT that reads a row: the server computes it when it sends the row, so the row has nothing
+beyond it. NULL: not known. See `parse_until`."""
 
 
 SERVER_NAME: Final = {
@@ -68,6 +81,11 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
             if is_beat(row[1]) and row[3] and int(row[2]) == epochs[0]:
                 position = position.union(_parse_position(flavor, str(row[3])))
     return EventToken(lineage, shard, epochs[0], max(int(row[4]) for row in rows), position)
+
+
+def parse_until(flavor: str, text: object) -> Position | None:
+    """The answer to `UNTIL`. An owned GTID has the thread behind it: ``uuid:5#31``."""
+    return None if text is None else _parse_position(flavor, _THREADS.sub("", str(text)))
 
 
 def _parse_position(flavor: str, text: str) -> Position:
