@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, UNTIL
 
 COLUMNS: Final = ("id", "version")
 """Of every table."""
@@ -97,8 +97,11 @@ class Session:
         if named is None:
             return names, rows
         name = named["name"].strip("'") if named["name"].startswith("'") else server.name
-        if kind == "rows" and not rows:
-            rows = [(None,) * len(names)]
+        if kind == "rows":
+            # computed when the row is sent, whatever a snapshot shows
+            until = self.variable(server, _bound_of(sql))
+            rows = [(until, *row) for row in rows or [(None,) * len(names)]]
+            names = ["until", *names]
         return [named["question"], *names], [(name, *row) for row in rows]
 
     def variable(self, server: Server, name: str) -> str:
@@ -114,6 +117,8 @@ class Session:
                 return ["position", "count"], [(self.variable(server, rest.partition(",")[0]), count)]
             if rest.startswith("@@"):
                 return [rest], [(self.variable(server, rest),)]
+            if rest in UNTIL.values():
+                return ["until"], [(self.variable(server, _bound_of(rest)),)]
             return (["waited"], [("0",)]) if rest else ([], [()])
         if kind == "token":
             assert named is not None
@@ -133,6 +138,11 @@ class Session:
     def find_rows(self, shown: Server, table: str, keys: Sequence[Any], *, is_named: bool) -> list[tuple[Any, ...]]:
         """The rows with these keys. ``is_named``: the statement asks for the server's name, too."""
         return [(key, shown.version((table, key))) for key in keys]
+
+
+def _bound_of(sql: str) -> str:
+    """The variable that `UNTIL` shows: no server here says that it has executed what its engine does not show."""
+    return "@@global.gtid_executed" if UNTIL["mysql"] in sql else "@@global.gtid_binlog_pos"
 
 
 class Cursor:

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from freshness.algorithm.admission import join
@@ -63,6 +64,7 @@ from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.together import read_together
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX, CacheConfig
 from freshness.errors import FormatError, FreshnessError, NodeUnavailable
@@ -422,7 +424,11 @@ class Run(Generic[Result]):
         self._send([self._loaded(lookup, value) for lookup, value in pairs])
 
     def _loaded(self, lookup: Lookup, value: list[int] | None) -> Loaded:
-        tokens = {name: token for name, token in self._tokens.items() if name in lookup.policy.lineages}
+        tokens = {
+            name: replace(token, until=self.world.find_until(token, self.replicas[name]))
+            for name, token in self._tokens.items()
+            if name in lookup.policy.lineages
+        }
         return Loaded(value, tokens, self.world.loader_refusal, self.world.servers)
 
     def _value(self, lineage: str, lookup: Lookup) -> list[int]:
@@ -546,6 +552,10 @@ class World:
         if not self.placements:
             return [*rings] if self.places.get(item, NODE) == node else []
         return [ring for ring in rings if self.placements[ring].node_for(item) == node]
+
+    def find_until(self, token: EventToken, replica: Replica) -> Position | None:
+        """The upper bound of rows that a replica has just given, which were read after the token."""
+        return replica.token().position
 
     def commit(self, *items: bytes, raised: Sequence[str] = ()) -> Transaction:
         return self.database.commit(*items, raised=raised)
@@ -742,6 +752,19 @@ class World:
         ]
         if lacking:
             self._break("I10", f"a miss of {lookup.item!r} lacks the acknowledged {lacking}")
+
+    def check_together(self, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
+        """I11, for lookups of one lineage: each value has all events of its key up to the last one that any has."""
+        shown = [set((read.value if read.payload is None else json.loads(read.payload)) or ()) for read in reads]
+        newest = max(chain.from_iterable(shown), default=0)
+        for lookup, numbers in zip(lookups, shown, strict=True):
+            affecting = (
+                made.number
+                for made in self.databases[lookup.policy.lineages[0]].transactions
+                if made.number <= newest and made.affects(lookup.item, lookup.policy.tables)
+            )
+            if lacking := set(affecting) - numbers:
+                self._break("I11", f"{lookup.item!r} lacks {lacking}, which a value beside it is after")
 
     def check_commits(self, lookup: Lookup, read: Read, at_least: Mapping[str, EventToken]) -> None:
         """I9, for commits of the history that there is."""
@@ -943,12 +966,15 @@ class Reader:
         *lookups: Lookup,
         max_staleness_seconds: float | None = None,
         at_least: Mapping[str, EventToken] = NO_TOKENS,
+        is_together: bool = False,
     ) -> Run[list[Read]]:
         lookups = lookups or (lookup(),)
         replicas = [self.replicas] if isinstance(self.replicas, Replica) else self.replicas
         known: dict[tuple[str, str], Position] = {}
 
         def check(reads: list[Read]) -> None:
+            if is_together:
+                self.world.check_together(lookups, reads)
             for one, read in zip(lookups, reads, strict=True):
                 self.world.check_commits(one, read, at_least)
                 here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
@@ -958,10 +984,12 @@ class Reader:
                     self.world.check_hit(one, read.payload, here)
 
         demand = Demand(max_staleness_seconds, at_least)
-        procedure = read_through(self.context, lookups, demand)
+        procedure = (read_together if is_together else read_through)(self.context, lookups, demand)
+        if not is_together and max_staleness_seconds is None:
+            procedure = compared(self.context, lookups, procedure, at_least)
         return Run(
             self.world,
-            procedure if max_staleness_seconds is not None else compared(self.context, lookups, procedure, at_least),
+            procedure,
             self.client,
             {replica.database.lineage: replica for replica in replicas},
             on_start=lambda: known.update(self.world.acknowledged),

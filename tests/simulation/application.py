@@ -119,8 +119,13 @@ class Application:
 
         return connect
 
-    def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+    def load(
+        self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken], *, is_together: bool = False
+    ) -> list[Loaded]:
         """As the library does: object by object, in the order of the lookups."""
+        if is_together:
+            loader = self._loaders[lookups[0].policy.name]
+            return [_in_versions(one) for one in loader.load_together(lookups, at_least)]
         loaded: dict[int, Loaded] = {}
         for name in dict.fromkeys(lookup.policy.name for lookup in lookups):
             places = [place for place, lookup in enumerate(lookups) if lookup.policy.name == name]

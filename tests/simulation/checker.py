@@ -55,6 +55,10 @@ def _numbers_of(value: bytes) -> tuple[int, ...]:
     return numbers
 
 
+def _all_shown(versions: Mapping[tuple[str, str], Mapping[int, int]], lineage: str) -> set[int]:
+    return {each for (of, _), of_rows in versions.items() if of == lineage for each in of_rows.values()}
+
+
 class Violation(AssertionError):
     """An invariant does not hold. ``invariant``: its number."""
 
@@ -232,6 +236,34 @@ class Checker:
         """``commits``: the reader's own, which it has asked for, each with the epoch of its token."""
         for lookup, read in zip(lookups, reads, strict=True):
             self._check_commits(who, lookup, read, commits)
+
+    def read_together(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
+        """I11: entries are of one moment of the log; rows of one snapshot show no transaction in part, which is all
+        that a server promises that applies transactions in another order."""
+        if self._lost_epochs:
+            return  # nothing can tell lost commits from those that have their numbers
+        versions: dict[tuple[str, str], dict[int, int]] = {}
+        for lookup, read in zip(lookups, reads, strict=True):
+            numbers = read.value if read.payload is None else _numbers_of(read.payload)
+            shown = repeat(0) if numbers is None else iter(numbers)
+            for lineage in lookup.policy.lineages:
+                for table in lookup.policy.tables:
+                    row = self._world.rows[lookup.item]
+                    versions.setdefault((lineage, table), {})[row] = next(shown)
+        is_of_entries = all(read.outcome is ReadOutcome.HIT for read in reads)
+        newest = {lineage: 0 for lineage, _ in versions}
+        for (lineage, _), of_rows in versions.items():
+            newest[lineage] = max(newest[lineage], *of_rows.values())
+        for (lineage, table), of_rows in versions.items():
+            for row, version in of_rows.items():
+                for commit in self._shards[lineage].by_row.get((table, row), ()):
+                    at = commit.version((table, row))
+                    is_shown = at <= newest[lineage] if is_of_entries else at in _all_shown(versions, lineage)
+                    if at > version and is_shown:
+                        raise Violation(
+                            "I11",
+                            f"{who} got {table}[{row}] at version {version} together with what shows commit {at}",
+                        )
 
     def node_emptied(self, node: str) -> None:
         """Everything on the node is gone, and versions repeat."""

@@ -56,6 +56,8 @@ CANCEL_SHARE: Final = 0.08
 RETURN_CANCEL_SHARE: Final = 0.5
 ACCEPTS_SHARE: Final = 0.08
 """How many worlds have reads with a bound of their own."""
+TOGETHER_SHARE: Final = 0.08
+"""How many worlds of one shard have reads of all rows of an object as one state, and commits that change several."""
 ACCEPTED_SECONDS: Final = (0.5, 1.5, 3.0, 6.0)
 STRIPES: Final = (1, 2, 8)
 
@@ -151,6 +153,7 @@ class Options:
     writes_share: float = 0.0  # how often a reader commits before it reads; it asks for its own commits
     part_bytes: int = PART_BYTES  # a larger value is in parts
     accepts_share: float = 0.0  # how often a read accepts less staleness than the configuration
+    together_share: float = 0.0  # how often a read is of all rows of an object, together
 
     @property
     def cache(self) -> CacheConfig:
@@ -241,6 +244,9 @@ class Options:
         chance = Random(f"accepts {seed}")
         if chance.random() < ACCEPTS_SHARE:
             shaped = replace(shaped, accepts_share=chance.choice((0.2, 1.0)))
+        chance = Random(f"together {seed}")
+        if shaped.shards == 1 and chance.random() < TOGETHER_SHARE:
+            shaped = replace(shaped, keys=max(2, shaped.keys), together_share=chance.choice((0.3, 1.0)))
         return shaped
 
 

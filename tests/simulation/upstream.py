@@ -109,7 +109,7 @@ def answer(world: World, actor: Actor, step: Any) -> Actions:
 def _load(world: World, actor: Actor, step: Load) -> Actions:
     """As many actions as the read has statements; see `tests.simulation.application`."""
     application = world.application_of(actor.name)
-    application.turns.begin(partial(application.load, step.lookups, step.at_least))
+    application.turns.begin(partial(application.load, step.lookups, step.at_least, is_together=step.is_together))
     actions: Actions = []
 
     def go_on() -> Any:

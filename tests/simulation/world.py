@@ -25,6 +25,7 @@ from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.algorithm.state import NO_DEMAND, Read, ReadContext
+from freshness.algorithm.together import read_together
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.object import ObjectConfig
@@ -523,11 +524,15 @@ class World:
             )
             if own is not None and (changed := (yield from own.write())) is not None:
                 wanted = dict.fromkeys([(self.random.choice(objects), changed), *wanted])
+            share = self.options.together_share
+            if is_together := share > 0 and not self.calm and self.random.random() < share:
+                name_of_all = self.random.choice(objects)
+                wanted = dict.fromkeys((name_of_all, key) for key in range(self.options.keys))
             lookups = [
                 self.lookup(name, key, known.rings, has_moved=known.has_moved, spelling=self.draw_spelling(key))
                 for name, key in wanted
             ]
-            yield from self.read(name, known, lookups, own)
+            yield from self.read(name, known, lookups, own, is_together=is_together)
             if self.options.think_seconds:
                 yield Wait(self.options.think_seconds * self.random.choice((0.1, 1.0, 2.0)))
 
@@ -543,7 +548,13 @@ class World:
         known.context.views.clear()
 
     def read(
-        self, name: str, known: Deployment, lookups: list[Lookup], own: OwnCommits | None = None
+        self,
+        name: str,
+        known: Deployment,
+        lookups: list[Lookup],
+        own: OwnCommits | None = None,
+        *,
+        is_together: bool = False,
     ) -> Generator[Any, Any, list[Read]]:
         """The reads; none if no server of a shard answered. ``own``: commits that are demanded."""
         demand = NO_DEMAND if own is None else own.demand()
@@ -556,12 +567,16 @@ class World:
             self._replace_idle(name, known.context, lookups)
         self.reading.add(name)
         try:
-            reads = yield from read_through(known.context, lookups, demand)
+            procedure = read_together if is_together else read_through
+            reads = yield from procedure(known.context, lookups, demand)
         except (SourceUnavailable, Cancelled):
             return []
         finally:
             self.reading.discard(name)
         self.checker.read_done(name, lookups, reads, acknowledged, demand.max_staleness_seconds)
+        if is_together:
+            self.count("read together")
+            self.checker.read_together(name, lookups, reads)
         if own is not None:
             self.checker.own_read_done(name, lookups, reads, own.commits)
         return reads
@@ -654,9 +669,13 @@ class World:
                 shard.number = max(each.number for each in self.shards)
             table = self.random.choice(shard.tables)
             image = {"id": self.kind.stored[key]}
-            change = RowChange(table, "update", image, image)
+            changes = [RowChange(table, "update", image, image)]
+            if self.options.together_share:
+                others = [self.kind.stored[other] for other in range(self.options.keys) if other != key]
+                images = [{"id": stored} for stored in others if self.random.random() < 0.7]
+                changes += [RowChange(table, "update", image, image) for image in images]
             began = self.now - self.random.choice((0.0, 0.0, 0.5, 5.0))
-            commit = shard.write(self.now, (change,), began=began, gap=self.draw_gap())
+            commit = shard.write(self.now, tuple(changes), began=began, gap=self.draw_gap())
             self.note(f"{shard.lineage}: commit {commit.number} changes {table}[{key}]")
         while True:
             yield Wait(60.0)
