@@ -155,13 +155,15 @@ class Database:
                     stack.enter_context(nested_reads())
                     for shard, snapshot in begun:
                         asked = at_least.get(shard.lineage)
-                        stack.enter_context(enclosed_by(shard.lineage, snapshot.token, asked))
+                        enclosing = stack.enter_context(enclosed_by(shard.lineage, snapshot.token, asked))
                     loaded = run_loader(load, opened)
             except DATABASE_ERRORS as error:
                 raise describe_problem(error, begun[0][1].address, "reading several shards") from error
             ended = opened
         finally:
             tokens = [shard.end_snapshot(snapshot, ended) for shard, snapshot in begun]
+        if enclosing.has_parts:
+            tokens = [token and replace(token, until=None) for token in tokens]
         value = unwrap(loaded)
         for (shard, snapshot), token in zip(begun, tokens, strict=True):
             if token is None and shard.lineage in at_least:

@@ -29,7 +29,12 @@ from freshness.position.token import EventToken
 now_seconds: Final = time.perf_counter
 
 NOT_REFUSED: Final = frozenset(
-    (*(one for one in ReadOutcome if one.is_hit), ReadOutcome.FILLED, ReadOutcome.OWN_TRANSACTION)
+    (
+        *(one for one in ReadOutcome if one.is_hit),
+        ReadOutcome.FILLED,
+        ReadOutcome.TOGETHER,
+        ReadOutcome.OWN_TRANSACTION,
+    )
 )
 """Every other outcome is a fill that was refused."""
 

@@ -19,7 +19,7 @@ from pymysql.cursors import DictCursor
 
 from appclient.connection.own_pool import PROBE, PROBED
 from freshness.database.session import CREATED_SQL, NAME_IN_SESSION
-from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, UNTIL
 
 _HEARTBEATS: Final = f"""
 CREATE TABLE {HEARTBEAT_TABLE} (id TEXT, epoch INTEGER, watermark TEXT, min_us INTEGER);
@@ -301,6 +301,7 @@ class FakeCursor:
 def translate(sql: str, server: FakeServer) -> str:
     """A statement of MySQL or MariaDB as SQLite has it."""
     sql = sql.replace(NAME_IN_SESSION[server.flavor], f"'{server.name}'")
+    sql = sql.replace(UNTIL[server.flavor], "NULL")  # a commit is seen before the server counts it
     sql = sql.replace(CREATED_SQL[server.flavor], "SELECT 'created', 0")
     sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))

@@ -160,8 +160,12 @@ class NodeView:
     def find_spans(self, policy: ObjectPolicy, data: bytes) -> dict[str, Span]:
         """How far an entry that is live here, and was read after this view, shows each lineage of its object. Without
         those of which it is not known."""
-        spans = {}
-        for stamp in Filled.decode(data).stamps:
+        spans: dict[str, Span] = {}
+        try:
+            stamps = Filled.decode(data).stamps
+        except FormatError:
+            return spans  # the bound alone is damaged
+        for stamp in stamps:
             record = self.records.get(stamp.lineage)
             if stamp.lineage in policy.lineages and record is not None and stamp.until is not None:
                 spans[stamp.lineage] = Span(record.progress, stamp.until, (record.epoch, record.primary))

@@ -48,7 +48,7 @@ ENCODED = {
 LIFE = b"\x01\x02\x03\x04\x05\x06\x07\x08"
 TENURE = b"\x11\x12\x13\x14\x15\x16\x17\x18"
 PREVIOUS_LIFE = b"\x21\x22\x23\x24\x25\x26\x27\x28"
-HEAD = "fa02"
+HEAD = "fa03"
 
 
 def long(hex_text: str) -> str:
@@ -73,7 +73,7 @@ def stamp_of(flavor: str, lineage: str = "shop/-") -> tuple[Stamp, str]:
 def test_a_filled_entry_of_one_lineage(flavor: str) -> None:
     stamp, written = stamp_of(flavor)
     entry = Filled((stamp,), b"\x00\x00\x00\x0542", b'{"id":42}')
-    expected = HEAD + "01" + "01" + written + long(b"\x00\x00\x00\x0542".hex()) + b'{"id":42}'.hex()
+    expected = HEAD + "01" + "01" + written + long(b"\x00\x00\x00\x0542".hex()) + "00" + b'{"id":42}'.hex()
     assert entry.encode().hex() == expected
     assert Filled.decode(bytes.fromhex(expected)) == entry
 
@@ -82,16 +82,39 @@ def test_a_filled_entry_of_one_lineage(flavor: str) -> None:
 def test_a_filled_entry_of_two_lineages(flavor: str) -> None:
     (one, first), (two, second) = stamp_of(flavor, "a"), stamp_of(flavor, "bb")
     entry = Filled((one, two), b"7", b"")
-    expected = HEAD + "01" + "02" + first + second + long("37")
+    expected = HEAD + "01" + "02" + first + second + long("37") + "0000"
     assert entry.encode().hex() == expected
     assert Filled.decode(bytes.fromhex(expected)) == entry
+
+
+@pytest.mark.parametrize(
+    ("position", "until", "beyond"),
+    [("0-1-100", "0-1-100", "021200"), ("0-1-100", "0-1-103", "06120100660001"), ("0-1-100", "", "021200")],
+)
+def test_an_entry_with_a_bound(position: str, until: str, beyond: str) -> None:
+    """Nothing is written of what the position has; what is read is a bound as well."""
+    read, bound = parse_position("mariadb", position), parse_position("mariadb", until)
+    data = Filled((Stamp("a", LIFE, 3, read, bound),), b"7", b"x").encode()
+    assert data.hex().endswith(long("37") + beyond + b"x".hex())
+    assert Filled.decode(data).stamps == (Stamp("a", LIFE, 3, read, read.union(bound)),)
+    prefix = live_prefix(Kind.FILLED, "a", LIFE)
+    assert data[find_live_value(data, prefix, b"7") :] == b"x"
+
+
+def test_a_bound_that_takes_too_much_is_not_written() -> None:
+    far = parse_position(
+        "mysql", ",".join(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:{number}" for number in range(1, 4000, 2))
+    )
+    data = Filled((Stamp("a", LIFE, 3, POSITIONS["mysql"], far),), b"7", b"x").encode()
+    assert data.endswith(b"7\x00x")
+    assert Filled.decode(data).stamps == (Stamp("a", LIFE, 3, POSITIONS["mysql"]),)
 
 
 @pytest.mark.parametrize("flavor", POSITIONS)
 def test_an_absent_row(flavor: str) -> None:
     stamp, written = stamp_of(flavor)
     entry = Filled((stamp,), b"7", None)
-    expected = HEAD + "02" + "01" + written + long("37")
+    expected = HEAD + "02" + "01" + written + long("37") + "00"
     assert entry.encode().hex() == expected
     assert Filled.decode(bytes.fromhex(expected)) == entry
     with pytest.raises(FormatError):
@@ -109,7 +132,7 @@ def test_an_entry_in_parts(flavor: str) -> None:
     assert manifest.encode().hex() == said
     assert Manifest.decode(bytes.fromhex(said)) == manifest
     entry = Filled((stamp,), b"7", manifest.encode(), True)
-    expected = HEAD + "06" + "01" + written + long("37") + said
+    expected = HEAD + "06" + "01" + written + long("37") + "00" + said
     assert entry.encode().hex() == expected
     assert Filled.decode(bytes.fromhex(expected)) == entry
     assert manifest.keys("shop") == [f"shop:!!{digest}!{number}".encode() for number in range(3)]
@@ -241,7 +264,7 @@ def test_positions_are_written_as_ever() -> None:
     assert {flavor: position.encode().hex() for flavor, position in POSITIONS.items()} == ENCODED
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 255])
 def test_another_format_version_is_refused_by_name(version: int) -> None:
     data = bytearray(Stripe(LIFE, POSITIONS["mariadb"]).encode())
     data[1] = version

@@ -354,6 +354,7 @@ def _entry(data: bytes) -> tuple[bytes, str]:
         value = f"{manifest.size} bytes in parts of {manifest.part_bytes}, digest {manifest.digest.hex()}"
         assert manifest.encode() == entry.value
     said = f"{stamp.lineage} life {stamp.life.hex()} epoch {stamp.epoch} position {stamp.position}"
+    said += "" if stamp.until is None else f" until {stamp.until}"
     return entry.encode(), f"{said}; identity {entry.identity.hex()}; {value}"
 
 

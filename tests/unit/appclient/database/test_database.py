@@ -570,7 +570,7 @@ def test_reads_inside_a_snapshot_are_asked_for_its_commits(
         return self.make_token(1, parse_position("mysql", f"{SERVER}:1-5")), "server"
 
     monkeypatch.setattr(ShardDatabase, "read_token", read_token)
-    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("server",)]))
+    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("server", None)]))
     asked, _ = sharded.snapshot(lineages, lambda _: demand_commits(None, [sharded.keyspace]))
     assert {lineage: str(each.position) for lineage, each in asked.items()} == dict.fromkeys(
         lineages, f"{SERVER}:1-5"
@@ -583,7 +583,7 @@ def test_commits_of_shards_that_a_second_server_answered_for_are_not_shown(
     """Nobody knows whether the rows are of the server that has them (F107, I9)."""
     token = sharded.shards["shop/-80"].make_token(1, parse_position("mysql", f"{SERVER}:1-5"))
     monkeypatch.setattr(ShardDatabase, "read_token", lambda self, _: (replace(token, lineage=self.lineage), "server"))
-    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("another",)]))
+    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("another", None)]))
     lineages = ("shop/-80", "shop/80-")
     assert sharded.snapshot(lineages, lambda _: "rows") == ("rows", [None, None])
     with pytest.raises(SourceUnavailable, match="not known to show the commits"):

@@ -891,8 +891,8 @@ def test_the_previous_node_need_not_answer() -> None:
 def test_every_outcome_is_under_test() -> None:
     """This file names them all; one that is added must be reached here. ReadOutcome.BEHIND is reached in
     tests/schedules/test_at_least.py, ReadOutcome.PARTS in tests/schedules/test_parts.py, ReadOutcome.LOCAL_HIT in
-    tests/unit/appclient/reading/test_copies.py, and ReadOutcome.OWN_TRANSACTION in
-    tests/unit/appclient/connection/test_own.py."""
+    tests/unit/appclient/reading/test_copies.py, ReadOutcome.TOGETHER in tests/schedules/test_together.py, and
+    ReadOutcome.OWN_TRANSACTION in tests/unit/appclient/connection/test_own.py."""
     with open(__file__, encoding="utf-8") as source:
         text = source.read()
     assert [outcome.name for outcome in ReadOutcome if f"ReadOutcome.{outcome.name}" not in text] == []

@@ -285,4 +285,4 @@ def test_the_token_and_the_life_are_in_the_entry(scene: Scene) -> None:
     scene.refill()
     item = scene.store.peek(KEY)
     assert isinstance(item, Item)
-    assert Filled.decode(item.value).stamps == (Stamp(LINEAGE, LIFE, EPOCH, at("1-20")),)
+    assert Filled.decode(item.value).stamps == (Stamp(LINEAGE, LIFE, EPOCH, at("1-20"), at("1-20")),)
