@@ -100,9 +100,11 @@ class TypedObject(Generic[Model]):
         value = self._cache.get(self.name, key, **options)
         return None if value is None else self._convert(value)
 
-    def get_many(self, keys: Iterable[Hashable], **options: Unpack[OwnReadOptions]) -> dict[Any, Model | None]:
+    def get_many(
+        self, keys: Iterable[Hashable], *, together: bool = False, **options: Unpack[OwnReadOptions]
+    ) -> dict[Any, Model | None]:
         """As `Cache.get_many`; raises `FormatError` if a value does not fit the class."""
-        found = self._cache.get_many(self.name, keys, **options)
+        found = self._cache.get_many(self.name, keys, together=together, **options)
         return {key: None if value is None else self._convert(value) for key, value in found.items()}
 
 
@@ -118,7 +120,9 @@ class AsyncTypedObject(Generic[Model]):
         value = await self._cache.get(self.name, key, **options)
         return None if value is None else self._convert(value)
 
-    async def get_many(self, keys: Iterable[Hashable], **options: Unpack[ReadOptions]) -> dict[Any, Model | None]:
+    async def get_many(
+        self, keys: Iterable[Hashable], *, together: bool = False, **options: Unpack[ReadOptions]
+    ) -> dict[Any, Model | None]:
         """See `TypedObject.get_many`."""
-        found = await self._cache.get_many(self.name, keys, **options)
+        found = await self._cache.get_many(self.name, keys, together=together, **options)
         return {key: None if value is None else self._convert(value) for key, value in found.items()}

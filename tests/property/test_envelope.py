@@ -56,7 +56,9 @@ mariadb = st.lists(st.builds(MariadbPosition.of, st.integers(0, 3), st.integers(
     lambda parts: union(list(parts), MariadbPosition())
 )
 positions = st.one_of(mysql, mariadb)
-stamps = st.builds(Stamp, names, nonces, u64, positions)
+stamps = st.builds(Stamp, names, nonces, u64, positions).flatmap(
+    lambda stamp: st.sampled_from((stamp, replace(stamp, until=stamp.position)))
+)
 stamps_and_identity = st.lists(stamps, min_size=1, max_size=3).map(tuple), st.binary(max_size=30)
 without_value = st.builds(Filled, *stamps_and_identity, st.none())
 with_value = st.builds(Filled, *stamps_and_identity, st.binary(max_size=60), st.booleans())

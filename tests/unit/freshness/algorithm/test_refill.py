@@ -71,7 +71,9 @@ def row_of(key: bytes, payload: bytes | None = b"new", policy: ObjectPolicy = PO
 
 
 def entry(numbers: str, payload: bytes | None = b"old", key: bytes = KEY, **stamp: Any) -> bytes:
-    return Filled((replace(Stamp(LINEAGE, LIFE, EPOCH, at(numbers)), **stamp),), b"id " + key, payload).encode()
+    return Filled(
+        (replace(Stamp(LINEAGE, LIFE, EPOCH, at(numbers), at(numbers)), **stamp),), b"id " + key, payload
+    ).encode()
 
 
 @dataclass

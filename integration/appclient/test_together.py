@@ -1,0 +1,158 @@
+"""Keys that are read together are of one moment (I11): rows on two nodes that one transaction changes.
+
+And what the bound of an entry stands on: the server computes it when it sends the row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from appclient import Cache, ReadOutcome
+from freshness.position import parse_position
+from freshness.stream.heartbeat import UNTIL, parse_until
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_until
+from integration.servers import DatabaseServer, Pair
+
+PAIRS: Final = 20
+KEYS: Final = range(1, 2 * PAIRS + 1)
+PAUSE_SECONDS: Final = 0.005
+"""Between two commits."""
+
+READS: Final = 200
+HITS_MIN: Final = 100
+"""So many reads must be of entries."""
+
+OBJECTS: Final = """[objects.customer]
+table = "customers"
+[objects.logged]
+table = "customers"
+fill_from_log = true
+[objects.orders]
+table = "orders"
+key = "customer_id"
+order_by = "id desc"
+limit = 5
+"""
+
+
+@pytest.fixture
+def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
+    tables = (CUSTOMERS_TABLE, ORDERS_TABLE.replace("total INT)", "total INT, KEY (customer_id))"))
+    with running_system(pair, tmp_path, tables=tables, objects=OBJECTS) as running:
+        running.execute("INSERT INTO customers VALUES " + ", ".join(f"({key}, 'n', 0)" for key in KEYS))
+        running.execute("INSERT INTO orders VALUES " + ", ".join(f"({key}, {key}, 0)" for key in KEYS))
+        running.settle()
+        running.wait_open()
+        yield running
+
+
+def partner(key: int) -> int:
+    """The row that each transaction changes together with this one."""
+    return key + PAIRS if key <= PAIRS else key - PAIRS
+
+
+@contextmanager
+def writing(system: System) -> Iterator[None]:
+    """Transactions that raise ``v`` of two rows, and the totals of their orders, by one."""
+    with system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+        ending = threading.Event()
+
+        def commit() -> None:
+            for number in itertools.count():
+                key = number % PAIRS + 1
+                both = key, partner(key)
+                cursor.execute("BEGIN")
+                cursor.execute("UPDATE customers SET v = v + 1 WHERE id IN (%s, %s)", both)
+                cursor.execute("UPDATE orders SET total = total + 1 WHERE customer_id IN (%s, %s)", both)
+                cursor.execute("COMMIT")
+                if ending.wait(PAUSE_SECONDS):
+                    return
+
+        with ThreadPoolExecutor(1) as pool:
+            writer = pool.submit(commit)
+            try:
+                yield
+            finally:
+                ending.set()
+            writer.result()
+
+
+def version(value: Any) -> int:
+    """How often a row, or the only row of a list, was changed."""
+    if isinstance(value, list):
+        (row,) = value
+        return int(row["total"])
+    return int(value["v"])
+
+
+@pytest.mark.parametrize("name", ["customer", "logged", "orders"])
+def test_two_rows_of_one_transaction_are_of_one_moment(system: System, name: str) -> None:
+    outcomes: Counter[ReadOutcome] = Counter()
+    with closing(Cache.open(system.config_path)) as cache, writing(system):
+
+        def read() -> bool:
+            for number in range(READS):
+                key = number % PAIRS + 1
+                found = cache.get_many(name, [key, partner(key)], together=True, explain=True)
+                one, two = found.values()
+                assert version(one.value) == version(two.value), (one, two)
+                outcomes[one.outcome] += 1
+                cache.get_many(name, [key % PAIRS + 1, partner(key)])  # as others read, who fill
+            return outcomes[ReadOutcome.HIT] >= HITS_MIN
+
+        wait_until(read, "reads of entries", lambda: f"{outcomes}; {system.describe()}")
+    assert set(outcomes) <= {ReadOutcome.HIT, ReadOutcome.TOGETHER}
+
+
+def test_a_snapshot_is_read_where_the_nodes_are_down(system: System) -> None:
+    for node in system.nodes:
+        node.stop()
+    with closing(Cache.open(system.config_path)) as cache:
+        found = cache.get_many("customer", [1, partner(1)], together=True, explain=True)
+        assert [each.outcome for each in found.values()] == [ReadOutcome.TOGETHER] * 2
+        assert [each.value["v"] for each in found.values()] == [0, 0]
+
+
+def read_row_and_bound(server: DatabaseServer, lock: str, found: list[Any]) -> None:
+    """A row, and its bound, between which the statement waits for a lock of its own name."""
+    bound = UNTIL[server.flavor]
+    with server.connect("shop", user="root") as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT v, GET_LOCK('{lock}', 600), {bound} FROM customers WHERE id = 1")
+        found.extend(cursor.fetchall()[0])
+
+
+def test_the_server_computes_the_bound_after_the_row(system: System) -> None:
+    """A commit that the row does not show is in the bound. The other way round the bound would prove nothing."""
+    server = system.pair.primary
+    found: list[Any] = []
+    with server.connect("shop", user="root") as holder, holder.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK('bound', 600)")
+        reader = threading.Thread(target=read_row_and_bound, args=(server, "bound", found))
+        reader.start()
+        waiting = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'User%lock%'"
+        wait_until(lambda: server.execute(waiting)[0][0], "the read to wait")
+        server.execute("UPDATE customers SET v = v + 1 WHERE id = 1", database="shop")
+        committed = parse_position(server.flavor, server.executed())
+        cursor.execute("SELECT RELEASE_LOCK('bound')")
+        reader.join()
+    shown, _, text = found
+    until = parse_until(server.flavor, text)
+    assert shown == 0, "the row is of before the commit"
+    assert until is not None
+    assert until.contains(committed)
+
+
+def test_a_bound_is_stored_beside_the_position(system: System) -> None:
+    with closing(Cache.open(system.config_path)) as cache:
+        token = cache.get("customer", 1, explain=True).event_tokens["shop/-"]
+    assert token.until is not None
+    assert token.until.contains(token.position)
