@@ -214,7 +214,7 @@ class SimulatedSession(Session):
             stored, version = kind.stored[row], shown.version((table, row))
             if version or not has_absent:
                 found.append((kind.column.pad(stored) if isinstance(stored, bytes) else stored, version))
-        return found if is_named else found[:1]
+        return found if is_named or len(keys) > 1 else found[:1]
 
     def lock(self, table: str, keys: Sequence[Any]) -> None:
         """A commit that is in the log and not shown yet still holds its rows."""

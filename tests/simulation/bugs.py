@@ -25,6 +25,7 @@ import freshness.algorithm.membership
 import freshness.algorithm.read
 import freshness.algorithm.restore
 import freshness.algorithm.rule
+import freshness.algorithm.together
 import freshness.algorithm.view
 import freshness.objects.keyfinder
 import freshness.stream.heartbeat
@@ -39,6 +40,7 @@ from freshness.algorithm.envelope import (
     Kind,
     NodeRecord,
     PendingStripe,
+    Stamp,
     Stripe,
     find_record,
     find_stripe,
@@ -71,7 +73,14 @@ from freshness.algorithm.request import (
     Streamed,
 )
 from freshness.algorithm.restore import Restorer
-from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal, find_hit_refusal, find_required
+from freshness.algorithm.rule import (
+    ObjectPolicy,
+    ReadOutcome,
+    Span,
+    find_fill_refusal,
+    find_hit_refusal,
+    find_required,
+)
 from freshness.algorithm.state import Guarded, Pending, ReadContext, Stub, Unstored, record_gets
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
@@ -326,6 +335,17 @@ def _view_outlives_interruption() -> Planted:
 
 def _own_bound_ignored() -> Planted:
     return _patch(NodeView, "staleness_seconds", lambda *_: 0.0)
+
+
+def _bound_is_position() -> Planted:
+    return _patch(Stamp, "encode_beyond", lambda self: empty_position(self.position.flavor).encode())
+
+
+def _own_progress_alone() -> Planted:
+    def are_of_one_state(spans: Iterable[Span]) -> bool:
+        return all(span.since.contains(span.until) for span in spans)
+
+    return _patch(freshness.algorithm.together, "are_of_one_state", are_of_one_state)
 
 
 # -- invalidating --------------------------------------------------------------------------------------
@@ -1018,6 +1038,8 @@ PLANTED: Final[dict[str, Plant]] = {
     "a view outlives its connection": _view_outlives_connection,
     "a view outlives an interruption": _view_outlives_interruption,
     "a bound of one call is ignored": _own_bound_ignored,
+    "the bound of an entry is its position": _bound_is_position,
+    "each node has its own progress": _own_progress_alone,
     # Invalidating:
     "delete before stripe": _delete_first,
     "a refused append counts as done": _refused_is_done,

@@ -42,6 +42,7 @@ SCHEDULE_FILES: Final = tuple(
         "misses",
         "broken",
         "rings",
+        "together",
     )
 )
 
@@ -75,6 +76,8 @@ DIRECTED: Final[dict[str, str]] = {
     "a view outlives its connection": "broken::test_the_short_way_meets_the_failure_first",
     "a view outlives an interruption": "broken::test_an_interrupted_read_forgets_what_vouches",
     "a bound of one call is ignored": "holes::test_no_clock_of_a_client_decides",
+    "the bound of an entry is its position": "together::test_the_bound_is_read_after_the_rows",
+    "each node has its own progress": "together::test_the_progress_of_each_node_counts",
     "delete before stripe": "defences::test_the_append_comes_before_the_delete",
     "a refused append counts as done": "stripes::test_a_stripe_that_took_no_append_is_deleted",
     "keys are not deleted after a refusal": "stripes::test_keys_are_deleted_again_behind_their_stripe",

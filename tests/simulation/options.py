@@ -56,8 +56,8 @@ CANCEL_SHARE: Final = 0.08
 RETURN_CANCEL_SHARE: Final = 0.5
 ACCEPTS_SHARE: Final = 0.08
 """How many worlds have reads with a bound of their own."""
-TOGETHER_SHARE: Final = 0.08
-"""How many worlds of one shard have reads of all rows of an object as one state, and commits that change several."""
+TOGETHER_SHARE: Final = 0.06
+"""How many worlds have reads of all rows of an object as of one moment, and commits that change several."""
 ACCEPTED_SECONDS: Final = (0.5, 1.5, 3.0, 6.0)
 STRIPES: Final = (1, 2, 8)
 
@@ -245,8 +245,8 @@ class Options:
         if chance.random() < ACCEPTS_SHARE:
             shaped = replace(shaped, accepts_share=chance.choice((0.2, 1.0)))
         chance = Random(f"together {seed}")
-        if shaped.shards == 1 and chance.random() < TOGETHER_SHARE:
-            shaped = replace(shaped, keys=max(2, shaped.keys), together_share=chance.choice((0.3, 1.0)))
+        if chance.random() < TOGETHER_SHARE:
+            shaped = _with_reads_together(shaped, chance)
         return shaped
 
 
@@ -328,6 +328,32 @@ def _with_rings(base: Options, random: Random) -> Options:
         stall_at=random.choice(("publish", "record", "fill", "guard", "resume")),
         faults=frozenset({"reshape", *random.sample(others, random.choice((0, 1, 2)))}),
         fault_share=random.choice((0.001, 0.003)),
+    )
+
+
+def _with_reads_together(base: Options, random: Random) -> Options:
+    """The same world of one shard, with at least two keys. In most of them two nodes are busy, and little else
+    happens."""
+    shaped = replace(base, shards=1, keys=max(2, base.keys), together_share=random.choice((0.3, 0.7)))
+    if random.random() < 0.3:
+        return shaped
+    others = "lose_request", "lose_reply", "pause", "stall", "delay_request", "evict", "crash"
+    return replace(
+        shaped,
+        profile="together",
+        steps=2000,
+        nodes=2,
+        keys=3,
+        readers=3,
+        has_extra_object=False,
+        behind_seconds=random.choice((0.0, 0.5, 1.0)),
+        lag_seconds=0.0,
+        quiet_seconds=random.choice((0.1, 0.5)),
+        think_seconds=random.choice((0.01, 0.1)),
+        burst=0.0,
+        stall_at=random.choice(("publish", "strike", "fill")),
+        faults=frozenset(random.sample(others, random.choice((0, 1, 2)))),
+        fault_share=random.choice((0.001, 0.01)),
     )
 
 
