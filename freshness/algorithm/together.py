@@ -17,6 +17,7 @@ from freshness.algorithm.read import read_through
 from freshness.algorithm.request import LATEST, Load, Procedure, Wait
 from freshness.algorithm.rule import ReadOutcome, Span, are_of_one_state, find_required
 from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.witness import tell_refusal
 from freshness.position.token import EventToken, covers
 
 WAITS_SECONDS: Final = 0.0, 0.002, 0.008
@@ -39,6 +40,9 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
             break
     asked = tuple(replace(lookup, required=dict(_find_required(context, lookup))) for lookup in lookups)
     loaded = yield Load(asked, demand.at_least, is_together=True)
+    if context.witness is not None:
+        for lookup, one in zip(asked, loaded, strict=True):
+            tell_refusal(context.witness, lookup, ReadOutcome.TOGETHER, one)
     return [
         Read(ReadOutcome.TOGETHER, None, one.value, one.tokens, _is_shown(lookup, one.tokens), one.servers)
         for lookup, one in zip(asked, loaded, strict=True)

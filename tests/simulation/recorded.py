@@ -37,7 +37,6 @@ from tests.simulation.keykind import NUMBERS
 from tests.simulation.options import FAULTS, Options
 from tests.simulation.upstream import Process
 from tests.simulation.world import BEGINNING_SECONDS, NAMESPACE, SINGLE, Deployment, World
-from tests.simulation.writing import OwnCommits
 
 EPOCH_US: Final = 1_790_000_000_000_000
 """When worlds begin, by a clock that is right."""
@@ -187,9 +186,9 @@ class RecordedWorld(World):
         super().abandon(actor, node, requests)
 
     def read(
-        self, name: str, known: Deployment, lookups: list[Lookup], own: OwnCommits | None = None
+        self, name: str, known: Deployment, lookups: list[Lookup], *arguments: Any, **options: Any
     ) -> Generator[Any, Any, list[Read]]:
-        reads = yield from super().read(name, known, lookups, own)
+        reads = yield from super().read(name, known, lookups, *arguments, **options)
         for lookup, read in zip(lookups, reads, strict=bool(reads)):
             if read.outcome is ReadOutcome.MOVED:
                 continue  # recorded as a fill

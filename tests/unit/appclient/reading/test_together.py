@@ -1,0 +1,154 @@
+"""Values that are read together from the database are of one snapshot; whatever has none is refused (I11)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+import pytest
+
+from appclient import AsyncCache, Cache, ConfigError, LoaderConnection, Overloaded, ReadOutcome
+from appclient.connection.own import require_one_shard
+from appclient.database.atleast import demand_commits, enclosed_by
+from appclient.testing import FakeSystem
+from freshness.stream.heartbeat import parse_until
+
+SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+TOGETHER: Final = [ReadOutcome.TOGETHER, ReadOutcome.TOGETHER]
+SCHEMA: Final = """
+CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE orders (id INTEGER PRIMARY KEY, customer_id INTEGER, total INTEGER);
+INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bob');
+INSERT INTO orders VALUES (7, 1, 70), (8, 1, 80);
+"""
+CONFIGURATION: Final = """
+[cache]
+nodes = ["127.0.0.1:11211", "127.0.0.1:11212"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:3306/shop"
+replicas = ["mysql://app@127.0.0.1:3307/shop"]
+[objects.customer]
+table = "customers"
+[objects.scarce]
+table = "customers"
+database_reads_per_second = 1
+[objects.orders]
+table = "orders"
+key = "customer_id"
+order_by = "id desc"
+limit = 5
+[objects.profile]
+key = "customer_id"
+members = { customers = "id", orders = "customer_id" }
+"""
+
+
+class Customer(TypedDict):
+    id: int
+    name: str
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[FakeSystem]:
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIGURATION)
+    opened = FakeSystem(path, SCHEMA)
+    yield opened
+    opened.close()
+
+
+def read(cache: Cache, name: str, *keys: int) -> tuple[list[Any], list[ReadOutcome]]:
+    found = cache.get_many(name, keys, together=True, explain=True).values()
+    return [each.value for each in found], [each.outcome for each in found]
+
+
+def test_rows_lists_and_what_is_absent_are_of_one_snapshot(system: FakeSystem) -> None:
+    assert read(system.cache, "customer", 1, 2, 3) == (
+        [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}, None],
+        [*TOGETHER, ReadOutcome.TOGETHER],
+    )
+    lists, outcomes = read(system.cache, "orders", 1, 2)
+    assert [[row["id"] for row in each] for each in lists] == [[8, 7], []]
+    assert outcomes == TOGETHER
+
+
+def test_all_loaders_read_by_one_connection(system: FakeSystem) -> None:
+    """A commit between two of them shows in neither."""
+    names = (f"name {number}" for number in itertools.count())
+
+    @system.cache.loader("profile")
+    def profile(connection: LoaderConnection, key: int) -> Any:
+        (row,) = connection.query("SELECT name FROM customers WHERE id = %s", (key,))
+        system.execute(f"UPDATE customers SET name = '{next(names)}'")
+        return row
+
+    for store in system.stores.values():
+        store.down = True
+    (one, two), outcomes = read(system.cache, "profile", 1, 2)
+    assert one == two
+    assert outcomes == TOGETHER
+
+
+def test_an_object_whose_loader_reads_by_the_cache_is_refused(system: FakeSystem) -> None:
+    @system.cache.loader("profile")
+    def profile(_: LoaderConnection, key: int) -> Any:
+        return system.cache.get("customer", key)
+
+    with pytest.raises(ConfigError, match="reads by the cache, so its value is of several moments"):
+        read(system.cache, "profile", 1, 2)
+
+
+def test_a_key_of_several_shards_is_refused() -> None:
+    with pytest.raises(ConfigError, match="from 2 shards, and its values cannot be read together"):
+        require_one_shard("customer", ["shop/-80", "shop/80-"], "its values cannot be read together")
+
+
+def test_the_limit_of_reads_counts_them(system: FakeSystem) -> None:
+    def read_often() -> None:
+        for _ in range(100):
+            read(system.cache, "scarce", 1, 2)
+
+    with pytest.raises(Overloaded):
+        read_often()
+
+
+def test_tasks_and_typed_reads_have_the_option(system: FakeSystem) -> None:
+    async def tasks() -> list[Any]:
+        async with await system.open_async() as cache:
+            assert isinstance(cache, AsyncCache)
+            plain = await cache.get_many("customer", [1, 2], together=True)
+            typed = await cache.of("customer", Customer).get_many([1, 2], together=True)
+            return [plain, typed]
+
+    one, two = asyncio.run(tasks())
+    assert one == two == system.cache.of("customer", Customer).get_many([1, 2], together=True)
+
+
+def test_a_read_inside_a_value_is_noted_by_all_around_it() -> None:
+    with enclosed_by("shop/-") as outer, enclosed_by("shop/-") as inner:
+        assert not outer.has_parts
+        demand_commits(None, [])
+        assert (inner.has_parts, outer.has_parts) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "text", "expected"),
+    [
+        ("mysql", f"{SOURCE}:5#12:7#13,{SOURCE}:1-4", f"{SOURCE}:1-5:7"),
+        ("mysql", f"{SOURCE}:tag:5#12,{SOURCE}:1-4", f"{SOURCE}:1-4:tag:5"),
+        ("mysql", "", ""),
+        ("mariadb", "0-1-7", "0-1-7"),
+    ],
+)
+def test_a_bound_has_what_is_owned(flavor: str, text: str, expected: str) -> None:
+    assert str(parse_until(flavor, text)) == expected
+
+
+def test_a_server_that_gives_no_bound_is_not_taken_for_one_that_has_executed_nothing() -> None:
+    assert parse_until("mariadb", None) is None
