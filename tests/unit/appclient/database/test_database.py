@@ -577,6 +577,23 @@ def test_reads_inside_a_snapshot_are_asked_for_its_commits(
     )
 
 
+@pytest.mark.parametrize("lineages", [("shop/-80",), ("shop/-80", "shop/80-")])
+def test_a_value_with_a_part_of_another_read_has_no_bound(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch, lineages: tuple[str, ...]
+) -> None:
+    """I11: the part may show what this server does not."""
+    position = f"{SERVER}:1-5"
+
+    def read_token(self: ShardDatabase, _: object) -> tuple[EventToken, str]:
+        return self.make_token(1, parse_position("mysql", position)), "server"
+
+    monkeypatch.setattr(ShardDatabase, "read_token", read_token)
+    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("server", position)]))
+    for load, expected in ((lambda _: None, position), (lambda _: demand_commits(None, []), "None")):
+        _, tokens = sharded.snapshot(lineages, load)
+        assert [str(token and token.until) for token in tokens] == [expected] * len(lineages)
+
+
 def test_commits_of_shards_that_a_second_server_answered_for_are_not_shown(
     servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

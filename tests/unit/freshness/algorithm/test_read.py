@@ -41,7 +41,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import Read
-from freshness.position import empty_position
+from freshness.position import MysqlGtidSet, empty_position
 from freshness.position.token import EventToken
 from tests.schedules.world import (
     CUSTOMER,
@@ -837,6 +837,16 @@ def start_moved() -> tuple[World, Invalidator, Invalidator, Reader, Lookup]:
     reader = a_reader(world)
     reader.context.previous_ring = reader.ring
     return world, first, second, reader, lookup(node="n2", previous_node="n1")
+
+
+def test_an_entry_that_moves_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: it may have what the progress of its node lacks."""
+    far = MysqlGtidSet.parse("3e11fa47-71ca-11e1-9e33-c80aa9429562:99")
+    monkeypatch.setattr(World, "find_until", lambda _, token, __: token.position.union(far))
+    world, _, _, reader, moved = start_moved()
+    assert reader.read(moved) is ReadOutcome.MOVED
+    stamps = [Filled.decode(item.value).stamps[0] for store in world.stores.values() if (item := store.peek(KEY))]
+    assert [stamp.until is not None and stamp.until.contains(far) for stamp in stamps] == [True, True]
 
 
 def test_an_entry_is_moved_to_the_present_node() -> None:

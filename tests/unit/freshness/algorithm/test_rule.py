@@ -12,6 +12,8 @@ from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, St
 from freshness.algorithm.rule import (
     ObjectPolicy,
     ReadOutcome,
+    Span,
+    are_of_one_state,
     find_fill_refusal,
     find_hit_refusal,
     find_record_refusal,
@@ -205,6 +207,24 @@ def test_an_entry_is_held_to_the_table_floors() -> None:
     assert judge_hit(entry("a"), records={"a": record(table_floors=floors)}) is ReadOutcome.TABLE_FLOOR
     for newer in ("1-3:11", "1-12"):
         assert judge_hit(entry("a", numbers=newer), records={"a": record(table_floors=floors)}) is None
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([("1-5", "1-5"), ("1-9", "1-5")], True),
+        ([("1-5", "1-5"), ("1-9", "1-6")], False),  # the second shows what the first may lack
+        ([("1-5", "1-3"), ("1-5", "1-5")], True),
+    ],
+)
+def test_entries_are_of_one_state_if_each_progress_has_each_bound(
+    spans: list[tuple[str, str]], expected: bool
+) -> None:
+    history = 1, "primary"
+    made = [Span(at(since), at(until), history) for since, until in spans]
+    assert are_of_one_state(made) is expected
+    assert are_of_one_state([made[0], replace(made[1], history=(1, "another"))]) is False
+    assert are_of_one_state([made[0], replace(made[1], history=(2, "primary"))]) is False
 
 
 def test_an_entry_of_two_lineages_needs_both() -> None:
