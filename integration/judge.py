@@ -25,6 +25,7 @@ from integration.harness import System, repeating, wait_until
 
 WRITE_SECONDS: Final = 0.02
 WATCH_SECONDS: Final = 0.01
+VIOLATIONS_SHOWN: Final = 20
 ALL_SHOWN: Final = {"on_unknown": "primary", "primary_reads_per_second": 1_000_000}
 """Settings of a cache by which no miss may lack what its node has acknowledged, whatever the node says of it."""
 
@@ -53,9 +54,13 @@ class Judge:
         before = self.hits.copy()
 
         def is_judged() -> bool:
+            self.check()
             return all(self.acknowledged[n] >= written and self.hits[n] >= before[n] + count for n in nodes)
 
         wait_until(is_judged, f"{nodes} give {count} hits more", lambda: f"{self.hits}\n{self._system.describe()}")
+
+    def check(self) -> None:
+        assert not self.violations, "\n".join(self.violations[:VIOLATIONS_SHOWN])
 
     def write(self, connection: Connection) -> None:
         key, number = random.choice(self._keys), len(self._positions) + 1
@@ -100,7 +105,7 @@ def judging(system: System, nodes: Sequence[str], keys: Sequence[int]) -> Iterat
         repeating(judge.watch),
     ):
         yield judge
-    assert not judge.violations, "\n".join(judge.violations[:20])
+    judge.check()
 
 
 @contextmanager
