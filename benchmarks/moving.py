@@ -1,26 +1,30 @@
 """Whether the cache stays warm while a node comes and goes: hits of each second, beside writes, by clients of the
-previous file and of the present one.
+previous file and of the present one; also if the invalidator, or a node that stays, is killed and started again.
 
 Each second 500 keys are read by either client and 20 customers change. A read that is neither a hit nor moved from a
-previous node is one of the database.
+previous node is one of the database. A node that was killed is empty: keys that either file places there are lost,
+and are counted apart.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Literal
 from unittest.mock import patch
 
 from appclient import ReadOutcome
 from benchmarks.measure import Criterion, Result, paced
 from freshness.algorithm import state
+from freshness.keys.placement import Placement
 from integration.harness import System, deploy, running_system, wait_for_hits
 from integration.servers import Flavor, Memcached, database_pair
 
@@ -39,65 +43,110 @@ Seconds = dict[int, Counter[bool]]
 
 
 def measure_moving(
-    _: int, *, suffix: str = "", flavor: Flavor = "mariadb", node: type[Any] = Memcached
+    _: int,
+    *,
+    suffix: str = "",
+    flavor: Flavor = "mariadb",
+    node: type[Any] = Memcached,
+    victim: Literal["invalidator", "node", ""] = "",
 ) -> list[Result]:
-    """One run, whatever the number of rounds: a node is added to two, and removed."""
-    backend = {"backend": node.technology}
+    """One run, whatever the number of rounds: a node is added to two, and removed. The victim is killed and started
+    while the invalidator loads a file, and once more while there are clients of two files."""
     with (
         database_pair(flavor) as pair,
         TemporaryDirectory() as folder,
-        running_system(pair, Path(folder), nodes=[node(), node()], cache=backend) as system,
+        running_system(pair, Path(folder), nodes=[node(), node()], cache={"backend": node.technology}) as system,
         node() as third,
     ):
         rows = ", ".join(f"({key}, 'customer {key}', 1)" for key in KEYS)
         system.execute(f"INSERT INTO customers VALUES {rows}")
-        before: Seconds = {}
-        seconds: Seconds = {}
+        stays, kills, clients = system.nodes[0], list[float](), deque((ExitStack(), ExitStack()))
+        lost = _keys_on(system, stays.address, third.address) if victim == "node" else frozenset[int]()
+        seconds, of_lost = Seconds(), Seconds()
+
+        def renew() -> None:
+            """The older client ends, and one that loads the file as it is now begins."""
+            clients[0].close()
+            clients[0].enter_context(_reading(system, seconds, of_lost, lost))
+            clients.rotate()
+
+        def kill() -> None:
+            if victim:
+                kills.append(time.monotonic())
+                (system.invalidator if victim == "invalidator" else stays).restart()
+
         with closing(system.open_cache()) as cache:
             wait_for_hits(cache, "customer", KEYS, system.describe)
-        with _writing(system), patch.object(state, "PREVIOUS_READER_SECONDS", 2), ExitStack() as stack:
-            with _reading(system, before), _reading(system, before):
-                time.sleep(QUIET_SECONDS)
-            previous = stack.enter_context(ExitStack())
-            previous.enter_context(_reading(system, seconds))
+        with _writing(system), patch.object(state, "PREVIOUS_READER_SECONDS", 2), clients[0], clients[1]:
+            renew()
+            renew()
+            time.sleep(QUIET_SECONDS)
+            begun = time.monotonic()
             for change in (("add", third.address), ("finish",), ("remove", third.address)):
-                deploy(system, *change)
-                present = stack.enter_context(ExitStack())
-                present.enter_context(_reading(system, seconds))
+                deploy(system, *change, disturb=kill)
+                renew()
                 time.sleep(QUIET_SECONDS)
-                previous.close()
-                previous = present
-    usual, shares = fmean(_per_second(before, _share)), _per_second(seconds, _share)
-    cold, colds = fmean(_per_second(before, _cold)), _per_second(seconds, _cold)
+                kill()
+                time.sleep(QUIET_SECONDS if victim else 0)
+                renew()
+    return _compare(seconds, begun, suffix) + (_compare_lost(of_lost, begun, kills, suffix) if lost else [])
+
+
+def _keys_on(system: System, address: str, third: str) -> frozenset[int]:
+    rings = [Placement([each.address for each in system.nodes] + added) for added in ([], [third])]
+    items = {key: system.subject("customer", key).item for key in KEYS}
+    return frozenset(key for key, item in items.items() if address in [ring.node_for(item) for ring in rings])
+
+
+def _compare(seconds: Seconds, begun: float, suffix: str) -> list[Result]:
+    (before, shares), (cold, colds) = _divide(seconds, begun), _divide(seconds, begun, is_cold=True)
     return [
-        Result(f"moving_hits{suffix}", 100 * min(shares), "%", "hits before", 100 * usual,
-               (min(shares) / usual, max(shares) / usual), CRITERION),
+        Result(f"moving_hits{suffix}", 100 * min(shares), "%", "hits before", 100 * before,
+               (min(shares) / before, max(shares) / before), CRITERION),
         Result(f"moving_reads{suffix}", fmean(colds), "in a second", "reads of the database before", cold,
                (min(colds) / cold, max(colds) / cold), READS_CRITERION),
     ]  # fmt: skip
 
 
-def _per_second(seconds: Seconds, figure: Callable[[Counter[bool]], float]) -> list[float]:
-    """Of whole seconds: the first and the last one are parts."""
-    return [figure(seconds[each]) for each in sorted(seconds)[1:-1]]
+def _compare_lost(seconds: Seconds, begun: float, kills: list[float], suffix: str) -> list[Result]:
+    """How long the keys that were lost are not as warm as before. Even a cache that works all the time must be asked
+    for nine of ten first."""
+    least = math.log(10) * len(KEYS) / (2 * READS)
+    before, _ = _divide(seconds, begun)
+    waits = [
+        sum(
+            not CRITERION.holds(_share(each) / before)
+            for second, each in seconds.items()
+            if killed <= second + 1 < following
+        )
+        for killed, following in pairwise([*kills, math.inf])
+    ]
+    spread = min(waits) / least, max(waits) / least
+    return [Result(f"moving_lost{suffix}", max(waits), "s", "until 90 % were asked for", least, spread)]
+
+
+def _divide(seconds: Seconds, begun: float, *, is_cold: bool = False) -> tuple[float, list[float]]:
+    """The mean of the seconds before ``begun``, and those after it. The first and the last one of all are parts."""
+    parts: tuple[list[float], list[float]] = [], []
+    for second in sorted(seconds)[1:-1]:
+        found = seconds[second]
+        parts[second + 1 > begun].append(found[False] if is_cold else _share(found))
+    return fmean(parts[False]), parts[True]
 
 
 def _share(second: Counter[bool]) -> float:
     return second[True] / second.total()
 
 
-def _cold(second: Counter[bool]) -> float:
-    return second[False]
-
-
 @contextmanager
-def _reading(system: System, seconds: Seconds) -> Iterator[None]:
-    """A client that has loaded the file as it is now."""
+def _reading(system: System, seconds: Seconds, of_lost: Seconds, lost: frozenset[int]) -> Iterator[None]:
     with closing(system.open_cache()) as cache:
 
         def read() -> None:
-            outcome = cache.get("customer", random.choice(KEYS), explain=True).outcome
-            seconds.setdefault(int(time.monotonic()), Counter())[outcome in WARM] += 1
+            key = random.choice(KEYS)
+            outcome = cache.get("customer", key, explain=True).outcome
+            chosen = of_lost if key in lost else seconds
+            chosen.setdefault(int(time.monotonic()), Counter())[outcome in WARM] += 1
 
         with paced(read, READS):
             yield
