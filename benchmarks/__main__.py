@@ -67,6 +67,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "moving": measure_moving,
     "moving_mysql": partial(measure_moving, suffix="_mysql", flavor="mysql"),
     "moving_redis": partial(measure_moving, suffix="_redis", node=Redis),
+    "moving_back": partial(measure_moving, suffix="_back", size=3),
     "moving_invalidator": partial(measure_moving, suffix="_invalidator", victim="invalidator"),
     "moving_node": partial(measure_moving, suffix="_node", victim="node"),
     "profile": measure_profile,

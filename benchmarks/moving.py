@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -48,21 +48,22 @@ def measure_moving(
     suffix: str = "",
     flavor: Flavor = "mariadb",
     node: type[Any] = Memcached,
+    size: Literal[2, 3] = 2,
     victim: Literal["invalidator", "node", ""] = "",
 ) -> list[Result]:
-    """One run, whatever the number of rounds: a node is added to two, and removed. The victim is killed and started
-    while the invalidator loads a file, and once more while there are clients of two files."""
+    """One run, whatever the number of rounds: of two nodes to three and back, or of three to two and back. The victim
+    is killed and started while the invalidator loads a file, and once more while there are clients of two files."""
+    stays, _, third = nodes = [node(), node(), node()]
     with (
         database_pair(flavor) as pair,
         TemporaryDirectory() as folder,
-        running_system(pair, Path(folder), nodes=[node(), node()], cache={"backend": node.technology}) as system,
-        node() as third,
+        running_system(pair, Path(folder), nodes=nodes[:size], cache={"backend": node.technology}) as system,
+        third if size == 2 else nullcontext(),
     ):
         rows = ", ".join(f"({key}, 'customer {key}', 1)" for key in KEYS)
         system.execute(f"INSERT INTO customers VALUES {rows}")
-        stays, kills, clients = system.nodes[0], list[float](), deque((ExitStack(), ExitStack()))
-        lost = _keys_on(system, stays.address, third.address) if victim == "node" else frozenset[int]()
-        seconds, of_lost = Seconds(), Seconds()
+        lost = _keys_on(system, [each.address for each in nodes]) if victim == "node" else frozenset[int]()
+        seconds, of_lost, kills, clients = Seconds(), Seconds(), list[float](), deque((ExitStack(), ExitStack()))
 
         def renew() -> None:
             """The older client ends, and one that loads the file as it is now begins."""
@@ -82,8 +83,8 @@ def measure_moving(
             renew()
             time.sleep(QUIET_SECONDS)
             begun = time.monotonic()
-            for change in (("add", third.address), ("finish",), ("remove", third.address)):
-                deploy(system, *change, disturb=kill)
+            for change in ("add", "finish", "remove") if size == 2 else ("remove", "finish", "add"):
+                deploy(system, change, "--after-ttl" if change == "finish" else third.address, disturb=kill)
                 renew()
                 time.sleep(QUIET_SECONDS)
                 kill()
@@ -92,10 +93,11 @@ def measure_moving(
     return _compare(seconds, begun, suffix) + (_compare_lost(of_lost, begun, kills, suffix) if lost else [])
 
 
-def _keys_on(system: System, address: str, third: str) -> frozenset[int]:
-    rings = [Placement([each.address for each in system.nodes] + added) for added in ([], [third])]
-    items = {key: system.subject("customer", key).item for key in KEYS}
-    return frozenset(key for key, item in items.items() if address in [ring.node_for(item) for ring in rings])
+def _keys_on(system: System, nodes: list[str]) -> frozenset[int]:
+    """The keys that either file places on the first node."""
+    items = [(key, system.subject("customer", key).item) for key in KEYS]
+    few, all_ = Placement(nodes[:2]), Placement(nodes)
+    return frozenset(key for key, item in items if nodes[0] in (few.node_for(item), all_.node_for(item)))
 
 
 def _compare(seconds: Seconds, begun: float, suffix: str) -> list[Result]:
@@ -113,13 +115,9 @@ def _compare_lost(seconds: Seconds, begun: float, kills: list[float], suffix: st
     for nine of ten first."""
     least = math.log(10) * len(KEYS) / (2 * READS)
     before, _ = _divide(seconds, begun)
+    cold = [second for second, each in seconds.items() if not CRITERION.holds(_share(each) / before)]
     waits = [
-        sum(
-            not CRITERION.holds(_share(each) / before)
-            for second, each in seconds.items()
-            if killed <= second + 1 < following
-        )
-        for killed, following in pairwise([*kills, math.inf])
+        sum(killed <= each + 1 < following for each in cold) for killed, following in pairwise([*kills, math.inf])
     ]
     spread = min(waits) / least, max(waits) / least
     return [Result(f"moving_lost{suffix}", max(waits), "s", "until 90 % were asked for", least, spread)]

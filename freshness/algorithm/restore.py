@@ -127,7 +127,7 @@ class Restorer:
         return self.clock() < self._rests_until
 
     def note(self, result: object) -> None:
-        """``result``: of a look. Leave a node alone that did not answer."""
+        """Take the result of a look: a node that did not answer is left alone."""
         if not isinstance(result, FreshnessError):
             self._rest_seconds = LOOK_SECONDS
             return
