@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -25,7 +25,8 @@ from appclient import ReadOutcome
 from benchmarks.measure import Criterion, Result, paced
 from freshness.algorithm import state
 from freshness.keys.placement import Placement
-from integration.harness import System, deploy, running_system, wait_for_hits
+from integration.configuration import CUSTOMER
+from integration.harness import System, deploy, running_system
 from integration.servers import Flavor, Memcached, database_pair
 
 KEYS: Final = tuple(range(1, 1001))
@@ -34,6 +35,9 @@ READS: Final = 500
 
 WRITES: Final = 20
 QUIET_SECONDS: Final = 10
+TTL_SECONDS: Final = 2 * QUIET_SECONDS
+"""Of entries that must have expired before a change ends: nodes were removed (docs/operations.md)."""
+
 CRITERION: Final = Criterion(at_least=0.9)
 READS_CRITERION: Final = Criterion(at_most=1.2)
 WARM: Final = frozenset((ReadOutcome.HIT, ReadOutcome.MOVED))
@@ -57,7 +61,13 @@ def measure_moving(
     with (
         database_pair(flavor) as pair,
         TemporaryDirectory() as folder,
-        running_system(pair, Path(folder), nodes=nodes[:size], cache={"backend": node.technology}) as system,
+        running_system(
+            pair,
+            Path(folder),
+            nodes=nodes[:size],
+            objects=CUSTOMER + (f"value_ttl_seconds = {TTL_SECONDS}\n" if size == 3 else ""),
+            cache={"backend": node.technology},
+        ) as system,
         third if size == 2 else nullcontext(),
     ):
         rows = ", ".join(f"({key}, 'customer {key}', 1)" for key in KEYS)
@@ -76,20 +86,24 @@ def measure_moving(
                 kills.append(time.monotonic())
                 (system.invalidator if victim == "invalidator" else stays).restart()
 
-        with closing(system.open_cache()) as cache:
-            wait_for_hits(cache, "customer", KEYS, system.describe)
-        with _writing(system), patch.object(state, "PREVIOUS_READER_SECONDS", 2), clients[0], clients[1]:
+        with patch.object(state, "PREVIOUS_READER_SECONDS", 2), clients[0], clients[1]:
             renew()
             renew()
-            time.sleep(QUIET_SECONDS)
-            begun = time.monotonic()
-            for change in ("add", "finish", "remove") if size == 2 else ("remove", "finish", "add"):
-                deploy(system, change, "--after-ttl" if change == "finish" else third.address, disturb=kill)
-                renew()
+            with _writing(system, cycle(KEYS), len(KEYS) // TTL_SECONDS):  # entries of all ages
+                time.sleep(TTL_SECONDS)
+            with _writing(system, iter(lambda: random.choice(KEYS), None), WRITES):
                 time.sleep(QUIET_SECONDS)
-                kill()
-                time.sleep(QUIET_SECONDS if victim else 0)
-                renew()
+                seconds.clear()
+                of_lost.clear()
+                time.sleep(QUIET_SECONDS)
+                begun = time.monotonic()
+                for change in ("add", "finish", "remove") if size == 2 else ("remove", "finish", "add"):
+                    deploy(system, change, "--after-ttl" if change == "finish" else third.address, disturb=kill)
+                    renew()
+                    time.sleep(QUIET_SECONDS)
+                    kill()
+                    time.sleep(QUIET_SECONDS)
+                    renew()
     return _compare(seconds, begun, suffix) + (_compare_lost(of_lost, begun, kills, suffix) if lost else [])
 
 
@@ -151,11 +165,11 @@ def _reading(system: System, seconds: Seconds, of_lost: Seconds, lost: frozenset
 
 
 @contextmanager
-def _writing(system: System) -> Iterator[None]:
+def _writing(system: System, keys: Iterator[int], rate: int) -> Iterator[None]:
     with system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
 
         def write() -> None:
-            cursor.execute("UPDATE customers SET v = v + 1 WHERE id = %s", (random.choice(KEYS),))
+            cursor.execute("UPDATE customers SET v = v + 1 WHERE id = %s", (next(keys),))
 
-        with paced(write, WRITES):
+        with paced(write, rate):
             yield

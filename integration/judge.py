@@ -49,7 +49,7 @@ class Judge:
         wait_until(lambda: len(self._positions) >= target, f"{count} rows are written")
 
     def wait_judged(self, count: int) -> None:
-        """Return when each node that serves has acknowledged what is written by now, and given ``count`` hits more."""
+        """Return when each node that serves has acknowledged all writes so far, and given ``count`` more hits."""
         written, nodes = len(self._positions), self._system.config.cache.nodes
         before = self.hits.copy()
 
