@@ -25,7 +25,6 @@ from appclient import ReadOutcome
 from benchmarks.measure import Criterion, Result, paced
 from freshness.algorithm import state
 from freshness.keys.placement import Placement
-from integration.configuration import CUSTOMER
 from integration.harness import System, deploy, running_system
 from integration.servers import Flavor, Memcached, database_pair
 
@@ -58,27 +57,22 @@ def measure_moving(
     """One run, whatever the number of rounds: of two nodes to three and back, or of three to two and back. The victim
     is killed and started while the invalidator loads a file, and once more while there are clients of two files."""
     stays, _, third = nodes = [node(), node(), node()]
+    cache = {"backend": node.technology} | ({"value_ttl_seconds": TTL_SECONDS} if size == 3 else {})
     with (
         database_pair(flavor) as pair,
         TemporaryDirectory() as folder,
-        running_system(
-            pair,
-            Path(folder),
-            nodes=nodes[:size],
-            objects=CUSTOMER + (f"value_ttl_seconds = {TTL_SECONDS}\n" if size == 3 else ""),
-            cache={"backend": node.technology},
-        ) as system,
+        running_system(pair, Path(folder), nodes=nodes[:size], cache=cache) as system,
         third if size == 2 else nullcontext(),
     ):
         rows = ", ".join(f"({key}, 'customer {key}', 1)" for key in KEYS)
         system.execute(f"INSERT INTO customers VALUES {rows}")
         lost = _keys_on(system, [each.address for each in nodes]) if victim == "node" else frozenset[int]()
-        seconds, of_lost, kills, clients = Seconds(), Seconds(), list[float](), deque((ExitStack(), ExitStack()))
+        seconds, kills, clients = (Seconds(), Seconds()), list[float](), deque((ExitStack(), ExitStack()))
 
         def renew() -> None:
             """The older client ends, and one that loads the file as it is now begins."""
             clients[0].close()
-            clients[0].enter_context(_reading(system, seconds, of_lost, lost))
+            clients[0].enter_context(_reading(system, seconds, lost))
             clients.rotate()
 
         def kill() -> None:
@@ -93,8 +87,8 @@ def measure_moving(
                 time.sleep(TTL_SECONDS)
             with _writing(system, iter(lambda: random.choice(KEYS), None), WRITES):
                 time.sleep(QUIET_SECONDS)
-                seconds.clear()
-                of_lost.clear()
+                for each in seconds:
+                    each.clear()
                 time.sleep(QUIET_SECONDS)
                 begun = time.monotonic()
                 for change in ("add", "finish", "remove") if size == 2 else ("remove", "finish", "add"):
@@ -104,7 +98,8 @@ def measure_moving(
                     kill()
                     time.sleep(QUIET_SECONDS)
                     renew()
-    return _compare(seconds, begun, suffix) + (_compare_lost(of_lost, begun, kills, suffix) if lost else [])
+    results = _compare(seconds[False], begun, suffix)
+    return results + _compare_lost(seconds[True], begun, kills, suffix) if lost else results
 
 
 def _keys_on(system: System, nodes: list[str]) -> frozenset[int]:
@@ -151,14 +146,14 @@ def _share(second: Counter[bool]) -> float:
 
 
 @contextmanager
-def _reading(system: System, seconds: Seconds, of_lost: Seconds, lost: frozenset[int]) -> Iterator[None]:
+def _reading(system: System, seconds: tuple[Seconds, Seconds], lost: frozenset[int]) -> Iterator[None]:
+    """``seconds``: of keys that are not lost, and of those that are."""
     with closing(system.open_cache()) as cache:
 
         def read() -> None:
             key = random.choice(KEYS)
             outcome = cache.get("customer", key, explain=True).outcome
-            chosen = of_lost if key in lost else seconds
-            chosen.setdefault(int(time.monotonic()), Counter())[outcome in WARM] += 1
+            seconds[key in lost].setdefault(int(time.monotonic()), Counter())[outcome in WARM] += 1
 
         with paced(read, READS):
             yield
