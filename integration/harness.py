@@ -386,23 +386,34 @@ def wait_for_outcome(
 
 
 @contextmanager
-def reading(cache: Cache, name: str, keys: Sequence[int]) -> Iterator[Counter[ReadOutcome]]:
-    """Read the keys again and again; the number of each outcome. Raises what a read has raised."""
-    seen: Counter[ReadOutcome] = Counter()
+def repeating(work: Callable[[], object]) -> Iterator[None]:
+    """Do the work again and again, in a thread. Raises what it has raised."""
     ending = threading.Event()
 
-    def read() -> None:
+    def run() -> None:
         while not ending.is_set():
-            found = cache.get_many(name, keys, explain=True)
-            seen.update(each.outcome for each in found.values())
+            work()
 
     with ThreadPoolExecutor(1) as pool:
-        reads = pool.submit(read)
+        running = pool.submit(run)
         try:
-            yield seen
+            yield
         finally:
             ending.set()
-        reads.result()
+        running.result()
+
+
+@contextmanager
+def reading(cache: Cache, name: str, keys: Sequence[int]) -> Iterator[Counter[ReadOutcome]]:
+    """Read the keys again and again; the number of each outcome."""
+    seen: Counter[ReadOutcome] = Counter()
+
+    def read() -> None:
+        found = cache.get_many(name, keys, explain=True)
+        seen.update(each.outcome for each in found.values())
+
+    with repeating(read):
+        yield seen
 
 
 def find_step(system: System) -> dict[str, Any]:
@@ -411,14 +422,16 @@ def find_step(system: System) -> dict[str, Any]:
     return answer
 
 
-def deploy(system: System, *arguments: str) -> None:
-    """Write the next file, give it to the invalidator, and wait until it serves its nodes by that."""
+def deploy(system: System, *arguments: str, disturb: Callable[[], object] = bool) -> None:
+    """Write the next file, give it to the invalidator, and wait until it serves its nodes by that. ``disturb`` is
+    called while the invalidator loads it."""
 
     def is_written() -> bool:
         return call_cli("nodes", *arguments, "-c", system.config_path).returncode == 0
 
     wait_until(is_written, f"nodes {arguments} is done", lambda: str(find_step(system)))
     system.invalidator.reload(system.config)
+    disturb()
     wait_until(lambda: find_step(system)["name"] != "load", "all nodes are served", system.describe)
     system.wait_covered()
 

@@ -73,6 +73,10 @@ LONG: Final = (
     "integration/invalidator/test_checkup.py::test_a_node_that_a_neighbour_has_filled_is_told_as_such[mysql",
     "integration/invalidator/test_cli.py::test_the_verbs_that_look[mysql",
     "integration/invalidator/test_probe.py::test_lag_alone_is_no_alarm[mysql",
+    "integration/invalidator/test_moving_nodes.py::"
+    "test_nodes_come_and_go_under_load_while_processes_are_killed[mariadb-Redis",
+    "integration/invalidator/test_moving_nodes.py::"
+    "test_nodes_come_and_go_under_load_while_processes_are_killed[mysql-Memcached",
     "integration/invalidator/test_process.py::test_memcached_evicts_stripes_in_the_middle[mysql",
     "integration/invalidator/test_process.py::test_memcached_flushed_by_a_stranger[mysql",
     "integration/invalidator/test_process.py::test_memcached_paused_in_the_middle[mysql",

@@ -61,7 +61,8 @@ LOOK_SECONDS: Final = 0.2
 """Pause between two looks at a node."""
 
 REST_SECONDS: Final = 2.0
-"""How long a node that did not answer is left alone."""
+"""How long a node that does not answer is left alone, at most: first as long as between two looks, then twice as long
+each time. A node that was only restarted can have no fill before its stripes are back."""
 
 SWEEP_SECONDS: Final = 60.0
 """In that time each stripe is looked at once; what a node evicts without a word is found then at the latest."""
@@ -106,6 +107,7 @@ class Restorer:
     """Stripe → (since when, what it holds that the record's progress lacks)."""
     _looked_at: float = float("-inf")
     _rests_until: float = float("-inf")
+    _rest_seconds: float = LOOK_SECONDS
 
     @property
     def pending_seconds(self) -> int:
@@ -124,9 +126,14 @@ class Restorer:
     def is_resting(self) -> bool:
         return self.clock() < self._rests_until
 
-    def rest(self) -> None:
-        """Leave a node alone that did not answer."""
-        self._rests_until = self.clock() + REST_SECONDS
+    def note(self, result: object) -> None:
+        """Take the result of a look: a node that did not answer is left alone."""
+        if not isinstance(result, FreshnessError):
+            self._rest_seconds = LOOK_SECONDS
+            return
+        log.warning("node %s: its stripes could not be looked at: %s", self.node, result)
+        self._rests_until = self.clock() + self._rest_seconds
+        self._rest_seconds = min(2 * self._rest_seconds, REST_SECONDS)
 
     def look(self) -> Procedure[None]:
         """Look at the node once, and do what can be done now. Raises `NodeUnavailable`; the next look goes on."""
@@ -291,7 +298,5 @@ def run_restorers(restorers: Sequence[Restorer], jitter: Callable[[], float]) ->
         awake = [restorer for restorer in restorers if not restorer.is_resting]
         results = yield from gather([restorer.look() for restorer in awake])
         for restorer, result in zip(awake, results, strict=True):
-            if isinstance(result, FreshnessError):
-                log.warning("node %s: its stripes could not be looked at: %s", restorer.node, result)
-                restorer.rest()
+            restorer.note(result)
         yield Wait(LOOK_SECONDS * (0.5 + jitter()))

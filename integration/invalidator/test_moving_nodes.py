@@ -1,5 +1,5 @@
-"""Nodes come and go on real servers, and the cache stays warm: two memcached, three, and two again; three Redis, two,
-and three again, while something is read and written all the time, and processes are killed.
+"""Nodes come and go on real servers, and the cache stays warm: two, three, and two again; three, two, and three
+again, while rows are read and written all the time, processes are killed, and each read is judged.
 
 The invalidator loads each file while it runs. A client of the previous file reads beside one of the present file.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +27,16 @@ from integration.harness import (
     wait_for_hits,
     wait_until,
 )
+from integration.judge import ALL_SHOWN, Judge, judged_client, judging
 from integration.servers import Memcached, Pair, Redis
 
 KEYS: Final = tuple(range(1, 41))
+WRITES: Final = 10
+"""While no invalidator runs."""
+
+HITS: Final = 100
+"""Of each node between two faults."""
+
 WARM: Final = {ReadOutcome.HIT, ReadOutcome.MOVED}
 
 
@@ -108,50 +115,55 @@ def read_on_a_loop(system: System) -> dict[int, Any]:
     async def read() -> dict[int, Any]:
         async with await AsyncCache.open(system.config_path) as cache:
             found = await cache.get_many("customer", KEYS, explain=True)
-            return {key: (each.outcome, each.value["v"]) for key, each in found.items()}
+            return {key: each.outcome for key, each in found.items()}
 
     return asyncio.run(read())
 
 
+def move(system: System, judge: Judge, change: str, third: Any) -> None:
+    """A node comes or goes, under clients of either file. The invalidator is killed while it loads the file, and
+    later a node that stays loses its memory. All the time the replica stands still."""
+
+    def crash() -> None:
+        system.invalidator.kill()
+        judge.wait_writes(WRITES)
+        system.invalidator.start()
+
+    stays = system.nodes[0]
+    with ExitStack() as clients:
+        clients.enter_context(judged_client(system, judge))
+        judge.wait_judged(HITS)
+        system.pair.replica.stop_applying()
+        deploy(system, change, third.address, disturb=crash)
+        assert ReadOutcome.MOVED in read_on_a_loop(system).values()
+        clients.enter_context(judged_client(system, judge))
+        judge.wait_judged(HITS)
+        life = next(each["life"] for each in system.status() if each["node"] == stays.address)
+        stays.restart()
+        system.wait_new_life(stays, life)
+        judge.wait_judged(HITS)
+        system.pair.replica.start_replication()
+    with judged_client(system, judge):
+        deploy(system, "finish", *["--after-ttl"][: change == "remove"])
+        judge.wait_judged(HITS)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("changes", [("add", "remove"), ("remove", "add")], ids="-".join)
 @pytest.mark.parametrize("kind", [Memcached, Redis])
 def test_nodes_come_and_go_under_load_while_processes_are_killed(
-    own_pair: Pair, tmp_path: Path, kind: type[Any]
+    own_pair: Pair, tmp_path: Path, kind: type[Any], changes: tuple[str, str]
 ) -> None:
-    backend = {**PATIENT, "backend": kind.technology}
-    with running_system(own_pair, tmp_path, nodes=[kind(), kind(), kind()], cache=backend) as system:
-        two, third = system.nodes[:2], system.nodes.pop()
+    backend = {**PATIENT, **ALL_SHOWN, "backend": kind.technology}
+    nodes = [kind(), kind(), kind()]
+    first, third = nodes[: 2 if changes[0] == "add" else 3], nodes[2]
+    with running_system(own_pair, tmp_path, nodes=first, cache=backend) as system, ExitStack() as stack:
+        if third not in first:
+            stack.enter_context(third)
         for key in KEYS:
-            system.execute("INSERT INTO customers VALUES (%s, 'first', 1)", key)
-        with closing(system.open_cache()) as before:
-            wait_for_hits(before, "customer", KEYS, system.describe)
-            lives = system.lives()
-            with closing(system.open_cache()) as present, reading(present, "customer", KEYS) as seen:
-                deploy(system, "remove", third.address)
-                system.invalidator.kill()
-                system.execute("UPDATE customers SET v = 2 WHERE id % 2")
-                system.invalidator.start()
-                system.wait_open()
-                wait_for_hits(before, "customer", KEYS, system.describe)
-                with closing(system.open_cache()) as during:
-                    assert ReadOutcome.MOVED in outcomes(during).values()
-                    system.assert_none_stale(during, "customer", KEYS)
-                assert system.lives() == {node.address: lives[node.address] for node in two}
-                two[0].restart()
-                system.wait_new_life(two[0], lives[two[0].address])
-                with closing(system.open_cache()) as during:
-                    system.assert_none_stale(during, "customer", KEYS)
-            assert seen[ReadOutcome.HIT] > len(KEYS)
-        deploy(system, "finish", "--after-ttl")
-        system.execute("UPDATE customers SET v = 3")  # the third node is not sent it, and keeps its entries
-        with closing(system.open_cache()) as after:
-            system.assert_none_stale(after, "customer", KEYS)
-        with closing(system.open_cache()) as present, reading(present, "customer", KEYS):
-            deploy(system, "add", third.address)
-            found = read_on_a_loop(system)
-            assert {value for _, value in found.values()} == {3}
-            assert ReadOutcome.MOVED in {outcome for outcome, _ in found.values()}
-            assert {outcome for outcome, _ in read_on_a_loop(system).values()} == {ReadOutcome.HIT}
-            with closing(system.open_cache()) as again:
-                system.execute("UPDATE customers SET v = 4")
-                system.assert_none_stale(again, "customer", KEYS)
+            system.execute("INSERT INTO customers VALUES (%s, 'first', 0)", key)
+        with judging(system, [node.address for node in nodes], KEYS) as judge:
+            for change in changes:
+                move(system, judge, change, third)
+        with closing(system.open_cache()) as cache:
+            system.assert_none_stale(cache, "customer", KEYS)

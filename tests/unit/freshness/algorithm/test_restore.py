@@ -45,6 +45,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import (
     CAS_ATTEMPTS_MAX,
     DOUBT_SECONDS,
+    LOOK_SECONDS,
     PENDING_MORE_SECONDS,
     REST_SECONDS,
     SWEEP_SECONDS,
@@ -868,7 +869,7 @@ def test_a_node_that_fails_is_left_alone_for_a_while_and_the_others_are_not(capl
         if isinstance(step, Wait):
             waits.append(step.seconds)
             for scene in scenes.values():
-                scene.now += 1
+                scene.now += 1.5 * restore.LOOK_SECONDS
             if len(waits) == 5:
                 raise KeyboardInterrupt
             return None
@@ -888,8 +889,7 @@ def test_a_node_that_fails_is_left_alone_for_a_while_and_the_others_are_not(capl
     with pytest.raises(KeyboardInterrupt):
         drive_until_interrupted(procedure, answer)
     assert waits == [restore.LOOK_SECONDS] * 5
-    assert REST_SECONDS == 2
-    assert asked == [[NODE, "n2"], ["n2"], [NODE, "n2"], ["n2"], [NODE, "n2"]]
+    assert asked == [[NODE, "n2"], [NODE, "n2"], ["n2"], [NODE, "n2"], ["n2"]]
     assert scenes["n2"].whole() == list(range(STRIPES))
     assert "node n1: its stripes could not be looked at: n1 is down" in caplog.text
 
@@ -909,7 +909,19 @@ def test_a_look_that_fails_says_so(scene: Scene) -> None:
     with pytest.raises(NodeUnavailable):
         scene.look()
     assert not scene.restorer.is_resting
-    scene.restorer.rest()
-    assert scene.restorer.is_resting
-    scene.now += REST_SECONDS
-    assert not scene.restorer.is_resting
+
+
+def test_a_node_is_left_alone_longer_each_time_until_it_answers(scene: Scene) -> None:
+    """A node that was only restarted has its stripes again at once."""
+
+    def assert_rests(seconds: float) -> None:
+        scene.restorer.note(NodeUnavailable("down"))
+        scene.now += seconds - 0.01
+        assert scene.restorer.is_resting
+        scene.now += 0.02
+        assert not scene.restorer.is_resting
+
+    for seconds in (LOOK_SECONDS, 2 * LOOK_SECONDS, 4 * LOOK_SECONDS, 8 * LOOK_SECONDS, REST_SECONDS, REST_SECONDS):
+        assert_rests(seconds)
+    scene.restorer.note(None)
+    assert_rests(LOOK_SECONDS)
