@@ -1,0 +1,435 @@
+"""The actions of the model, each with what may happen in it and what it changes.
+
+Each may come at any moment, in any order and arbitrarily late, unless its guard says otherwise. A CAS succeeds only if
+the item is as it was read, so a read and its CAS are one action here. The exception is a fill: steps of the same read
+lie between, so it needs the very item that its reader observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeAlias, TypeVar
+
+from tests.proof.language import Formula, Step, always, equal, exactly, forall, iff, implies, none, only, plus
+from tests.proof.language import setting, within, without
+from tests.proof.state import Event, Events, Key, Life, Member, PutBack, Read, Server, State
+from tests.proof.state import aim_of, asked, changes, key_of, life_of, place_of
+
+Next: TypeAlias = Step[State]
+SomeAction = TypeVar("SomeAction", bound=Callable[..., Next])
+
+ACTIONS: Final[list[Callable[..., Next]]] = []
+
+
+def action(function: SomeAction) -> SomeAction:
+    ACTIONS.append(function)
+    return function
+
+
+# -- database and streams ------------------------------------------------------------------------------
+
+
+@action
+def commit(now: State, event: Event) -> Next:
+    return Step(~now.logged(event), replace(now, logged=plus(now.logged, event)))
+
+
+@action
+def replicate(now: State, server: Server, event: Event) -> Next:
+    """In any order. The primary is such a server, too: it can show a commit later than it sends it (F57)."""
+    return Step(now.logged(event), replace(now, shown=plus(now.shown, server, event)))
+
+
+@action
+def stream(now: State, member: Member, event: Event) -> Next:
+    """In any order. That of the log matters only to those who await a heartbeat, see `complete`."""
+    return Step(now.logged(event), replace(now, streamed=plus(now.streamed, member, event)))
+
+
+# -- node record ---------------------------------------------------------------------------------------
+
+
+@action
+def begin_life(now: State, member: Member, head: Events) -> Next:
+    """Admit the node, whatever there is. Any set of logged events will do for its floor."""
+    life = life_of(member)
+    after = replace(
+        closed_by(now, member),
+        begun=plus(now.begun, life),
+        latest=exactly(life),
+        floor=setting(now.floor, head, life),
+        progress=head,
+        acknowledged=setting(now.acknowledged, head, life),
+    )
+    return Step(~now.begun(life) & within(head, now.logged, Event), after)
+
+
+@action
+def revive(now: State, member: Member, copied: Events) -> Next:
+    """From a resume copy of any age: it may lack what was acknowledged after it was written."""
+    life = life_of(member)
+    is_absent = forall(Life, lambda each: ~now.record(each))
+    has_floor = forall(Event, lambda event: implies(now.floor(life, event), copied(event)))
+    is_copy = forall(Event, lambda event: implies(copied(event), now.acknowledged(life, event)))
+    after = replace(closed_by(now, member), progress=copied)
+    return Step(is_absent & now.latest(life) & has_floor & is_copy, after)
+
+
+def closed_by(now: State, member: Member) -> State:
+    """A member has added the record, closed. The tenure of all others is over."""
+    return replace(
+        now,
+        record=exactly(life_of(member)),
+        is_open=none,
+        joined=exactly(member),
+        joined_open=without(now.joined_open, member),
+        beaten=without(now.beaten, member),
+    )
+
+
+@action
+def join(now: State, member: Member) -> Next:
+    life = life_of(member)
+    after = replace(
+        now,
+        joined=plus(now.joined, member),
+        joined_open=setting(now.joined_open, lambda: now.is_open(life), member),
+        beaten=without(now.beaten, member),
+    )
+    return Step(now.record(life), after)
+
+
+@action
+def lapse(now: State, life: Life) -> Next:
+    """The record expires, is evicted or deleted. A tenure ends with it."""
+    return Step(now.record(life), replace(now, record=none, is_open=none, joined=none))
+
+
+@action
+def beat(now: State, member: Member) -> Next:
+    """Begin a heartbeat, after the join."""
+    after = replace(now, beaten=plus(now.beaten, member), beat=setting(now.beat, now.logged, member))
+    return Step(now.joined(member), after)
+
+
+@action
+def open_record(now: State, member: Member) -> Next:
+    """The own heartbeat has come back, and what was logged before it is published; or the record was found open."""
+    is_published = forall(Event, lambda event: implies(now.beat(member, event), now.progress(event)))
+    may_vouch = now.joined_open(member) | (now.beaten(member) & is_published)
+    return Step(now.joined(member) & may_vouch, replace(now, is_open=exactly(life_of(member))))
+
+
+@action
+def close_record(now: State, member: Member) -> Next:
+    return Step(now.joined(member), replace(now, is_open=none))
+
+
+@action
+def publish(now: State, member: Member, batch: Events) -> Next:
+    """Acknowledge what was streamed and sent, to whatever process; in the tenure that the member joined."""
+    life = life_of(member)
+
+    def is_sent(event: Event) -> Formula:
+        return forall(Key, lambda key: implies(changes(event, key), now.deleted(life, key, event)))
+
+    guard = forall(Event, lambda event: implies(batch(event), now.streamed(member, event) & is_sent(event)))
+    return Step(now.joined(member) & guard, published(now, life, batch))
+
+
+def published(now: State, life: Life, batch: Events) -> State:
+    return replace(
+        now,
+        progress=lambda event: now.progress(event) | batch(event),
+        acknowledged=lambda each, event: now.acknowledged(each, event) | (equal(each, life) & batch(event)),
+    )
+
+
+# -- invalidating --------------------------------------------------------------------------------------
+
+
+@action
+def append(now: State, member: Member, key: Key, chunk: Events) -> Next:
+    """An absent stripe takes nothing, and needs nothing. The member may have slept through lives."""
+    life = life_of(member)
+
+    def is_taken(attempt: PutBack) -> Formula:
+        return now.pending(attempt) & equal(place_of(attempt), key) & equal(aim_of(attempt), life)
+
+    after = replace(
+        strike(now, member, key, chunk),
+        held=lambda k, event: now.held(k, event)
+        | (equal(k, key) & now.whole(key, life) & chunk(event) & ~now.floor(life, event)),
+        appended=lambda attempt, event: now.appended(attempt, event) | (is_taken(attempt) & chunk(event)),
+    )
+    return Step(may_send(now, member, chunk), after)
+
+
+@action
+def remove_stripe(now: State, member: Member, key: Key, chunk: Events) -> Next:
+    """An append was refused, or would be too long. After this the stripe was certainly absent."""
+    return Step(may_send(now, member, chunk), without_stripe(strike(now, member, key, chunk), key))
+
+
+def may_send(now: State, member: Member, chunk: Events) -> Formula:
+    return now.begun(life_of(member)) & within(chunk, lambda event: now.streamed(member, event), Event)
+
+
+def strike(now: State, member: Member, key: Key, chunk: Events) -> State:
+    def is_meant(life: Life, k: Key, event: Event) -> Formula:
+        return equal(life, life_of(member)) & equal(k, key) & chunk(event)
+
+    return replace(now, struck=lambda *of: now.struck(*of) | is_meant(*of))
+
+
+@action
+def delete(now: State, key: Key) -> Next:
+    def is_behind(life: Life, k: Key, event: Event) -> Formula:
+        return equal(k, key) & now.struck(life, k, event)
+
+    after = replace(without_entry(now, key), deleted=lambda *of: now.deleted(*of) | is_behind(*of))
+    return Step(always(), after)
+
+
+@action
+def shorten(now: State, key: Key, union: Events) -> Next:
+    """By CAS, so the union is still that of all chunks."""
+    is_union = forall(Event, lambda event: iff(union(event), now.held(key, event)))
+    return Step(is_union, replace(now, held=setting(now.held, union, key)))
+
+
+# -- the node forgets ----------------------------------------------------------------------------------
+
+
+@action
+def evict_stripe(now: State, key: Key) -> Next:
+    return Step(always(), without_stripe(now, key))
+
+
+@action
+def evict_entry(now: State, key: Key) -> Next:
+    return Step(always(), without_entry(now, key))
+
+
+def without_stripe(now: State, key: Key) -> State:
+    pending = lambda attempt: now.pending(attempt) & ~equal(place_of(attempt), key)  # noqa: E731
+    return replace(now, whole=without(now.whole, key), pending=pending)
+
+
+def without_entry(now: State, key: Key) -> State:
+    """Whatever takes the place of an item, no CAS on that item succeeds."""
+    observed = lambda read: now.observed(read) & ~equal(key_of(read), key)  # noqa: E731
+    return replace(now, stub=without(now.stub, key), filled=without(now.filled, key), observed=observed)
+
+
+# -- putting stripes back ------------------------------------------------------------------------------
+
+
+@action
+def mark(now: State, attempt: PutBack) -> Next:
+    """Step 1: a pending stripe with a new nonce takes the place of anything but a whole stripe of the life."""
+    key = place_of(attempt)
+    is_free = forall(PutBack, lambda each: ~(now.pending(each) & equal(place_of(each), key)))
+    guard = ~now.placed(attempt) & now.begun(aim_of(attempt)) & ~now.whole(key, aim_of(attempt)) & is_free
+    cleared = without_stripe(now, key)
+    after = replace(cleared, placed=plus(now.placed, attempt), pending=plus(cleared.pending, attempt))
+    return Step(guard, after)
+
+
+@action
+def await_heartbeat(now: State, attempt: PutBack) -> Next:
+    """Step 2: begin a heartbeat, after step 1."""
+    after = replace(now, awaited=plus(now.awaited, attempt), early=setting(now.early, now.logged, attempt))
+    return Step(now.placed(attempt), after)
+
+
+@action
+def complete(now: State, attempt: PutBack, member: Member) -> Next:
+    """Step 3, by CAS: the heartbeat has come back, and the nonce still stands there.
+
+    The stream is in the order of the log, so all that was logged before the heartbeat has come before it.
+    """
+    key, life = place_of(attempt), aim_of(attempt)
+    is_back = forall(Event, lambda event: implies(now.early(attempt, event), now.streamed(member, event)))
+    after = replace(
+        without_stripe(now, key),
+        whole=only(now.whole, key, life),
+        held=setting(
+            now.held,
+            lambda event: (now.streamed(member, event) | now.appended(attempt, event)) & ~now.floor(life, event),
+            key,
+        ),
+    )
+    return Step(now.pending(attempt) & now.awaited(attempt) & is_back, after)
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+@action
+def start(now: State, read: Read) -> Next:
+    after = replace(now, started=plus(now.started, read), due=setting(now.due, now.acknowledged, read))
+    return Step(~now.started(read), after)
+
+
+@action
+def copy_record(now: State, read: Read, life: Life) -> Next:
+    """Before the entry, and perhaps long before the read."""
+    after = replace(now, copied=only(now.copied, read, life), copy=setting(now.copy, now.progress, read))
+    return Step(~now.looked(read) & now.is_open(life), after)
+
+
+@action
+def leave_stub(now: State, read: Read) -> Next:
+    """Step 1 finds no entry."""
+    key = key_of(read)
+    after = replace(seeing(now, read), stub=plus(now.stub, key), got=without(now.got, read))
+    return Step(may_look(now, read) & forall(Life, lambda life: ~now.filled(key, life)), after)
+
+
+@action
+def look(now: State, read: Read, life: Life) -> Next:
+    """Step 1 finds an entry. If it is dead, a fill may replace it like a stub."""
+    key = key_of(read)
+    after = replace(
+        seeing(now, read),
+        got=only(now.got, read, life),
+        at=setting(now.at, lambda event: now.position(key, event), read),
+        value=setting(now.value, lambda event: now.row(key, event), read),
+    )
+    return Step(may_look(now, read) & now.filled(key, life), after)
+
+
+def may_look(now: State, read: Read) -> Formula:
+    """Once, or again while another reader fills."""
+    return now.started(read) & ~now.guarded(read) & ~now.loaded(read) & ~now.answered(read)
+
+
+def seeing(now: State, read: Read) -> State:
+    return replace(
+        now,
+        looked=plus(now.looked, read),
+        observed=plus(now.observed, read),
+        source=without(now.source, read),
+    )
+
+
+@action
+def take_hit(now: State, read: Read, life: Life) -> Next:
+    """An entry of the life that the copy of the record names. With the commits that the caller asks for."""
+    is_shown = forall(Event, lambda event: implies(asked(read, event), now.copy(read, event) | now.at(read, event)))
+    guard = now.got(read, life) & now.copied(read, life) & ~now.answered(read) & is_shown
+    return Step(guard, replace(now, hit=plus(now.hit, read), answered=plus(now.answered, read)))
+
+
+@action
+def fetch_stripe(now: State, read: Read) -> Next:
+    """Step 3, after step 1."""
+    key = key_of(read)
+    after = replace(
+        now,
+        guarded=plus(now.guarded, read),
+        stripe=setting(now.stripe, lambda life: now.whole(key, life), read),
+        required=setting(now.required, lambda event: now.held(key, event), read),
+    )
+    return Step(now.looked(read) & ~now.guarded(read) & ~now.answered(read), after)
+
+
+@action
+def fetch_record(now: State, read: Read, life: Life) -> Next:
+    """Behind the stripe, never from a copy. Progress takes the place of a stripe that is not of its life."""
+    is_first = forall(Life, lambda each: ~now.informed(read, each))
+    guard = now.guarded(read) & is_first & now.is_open(life) & ~now.answered(read)
+
+    def required(event: Event) -> Formula:
+        of_stripe = now.stripe(read, life) & now.required(read, event)
+        return now.floor(life, event) | of_stripe | (~now.stripe(read, life) & now.progress(event))
+
+    return Step(guard, informed(now, read, life, required))
+
+
+def informed(now: State, read: Read, life: Life, required: Events) -> State:
+    return replace(
+        now,
+        informed=plus(now.informed, read, life),
+        stripe=setting(now.stripe, lambda each: equal(each, life) & now.stripe(read, life), read),
+        required=setting(now.required, required, read),
+    )
+
+
+@action
+def take_position(now: State, read: Read, server: Server) -> Next:
+    """Step 4: of what the server shows, before the rows."""
+    after = replace(
+        now,
+        source=only(now.source, read, server),
+        at=setting(now.at, lambda event: now.shown(server, event), read),
+        loaded=without(now.loaded, read),
+        got=without(now.got, read),
+    )
+    return Step(now.looked(read) & ~now.answered(read), after)
+
+
+@action
+def take_rows(now: State, read: Read, server: Server) -> Next:
+    """From the same server."""
+    value = setting(now.value, lambda event: now.shown(server, event), read)
+    after = replace(now, loaded=plus(now.loaded, read), value=value)
+    return Step(now.source(read, server) & ~now.answered(read), after)
+
+
+@action
+def take_image(now: State, read: Read, member: Member, batch: Events) -> Next:
+    """Fill from the log: the row at the end of a batch of the stream. The invalidator is the reader here."""
+    after = replace(
+        now,
+        source=without(now.source, read),
+        at=setting(now.at, batch, read),
+        value=setting(now.value, batch, read),
+        loaded=plus(now.loaded, read),
+        got=without(now.got, read),
+    )
+    is_streamed = within(batch, lambda event: now.streamed(member, event), Event)
+    return Step(now.looked(read) & ~now.answered(read) & is_streamed, after)
+
+
+@action
+def fill(now: State, read: Read, life: Life) -> Next:
+    """Step 5, by CAS on the item of step 1."""
+    key = key_of(read)
+    after = replace(
+        without_entry(now, key),
+        filled=only(now.filled, key, life),
+        position=setting(now.position, lambda event: now.at(read, event), key),
+        row=setting(now.row, lambda event: now.value(read, event), key),
+    )
+    allows = now.informed(read, life) & now.stripe(read, life) & shows_required(now, read)
+    return Step(now.observed(read) & allows & has_row(now, read), after)
+
+
+@action
+def answer(now: State, read: Read, life: Life) -> Next:
+    """A miss that shows what is required, and the commits that the caller asks for."""
+    after = replace(now, answered=plus(now.answered, read), shows=plus(now.shows, read))
+    guard = now.informed(read, life) & shows_required(now, read) & shows_asked(now, read)
+    return Step(guard & has_row(now, read), after)
+
+
+@action
+def answer_bounded(now: State, read: Read) -> Next:
+    """A miss of which nothing is said, but that it has the commits that the caller asks for."""
+    after = replace(now, answered=plus(now.answered, read))
+    return Step(shows_asked(now, read) & has_row(now, read), after)
+
+
+def has_row(now: State, read: Read) -> Formula:
+    return now.loaded(read) & ~now.answered(read)
+
+
+def shows_required(now: State, read: Read) -> Formula:
+    return forall(Event, lambda event: implies(now.required(read, event), now.at(read, event)))
+
+
+def shows_asked(now: State, read: Read) -> Formula:
+    return forall(Event, lambda event: implies(asked(read, event), now.at(read, event)))
