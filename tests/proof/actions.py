@@ -1,8 +1,8 @@
 """The actions of the model, each with what may happen in it and what it changes.
 
-Each may come at any moment, in any order and arbitrarily late, unless its guard says otherwise. A CAS succeeds only if
-the item is as it was read, so a read and its CAS are one action here. The exception is a fill: steps of the same read
-lie between, so it needs the very item that its reader observed.
+Each may come at any moment, in any order and arbitrarily late, unless its guard says otherwise. A CAS succeeds only
+if the item is as it was read, so a read and its CAS are one action here. The exception is a fill: steps of the same
+read lie between, so it needs the very item that its reader observed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
-from tests.proof.language import Formula, Step, always, equal, exactly, forall, iff, implies, none, only, plus
-from tests.proof.language import setting, within, without
-from tests.proof.state import Event, Events, Key, Life, Member, PutBack, Read, Server, State
-from tests.proof.state import aim_of, asked, changes, key_of, life_of, place_of
+from tests.proof.language import (
+    Formula,
+    Step,
+    always,
+    equal,
+    exactly,
+    forall,
+    iff,
+    implies,
+    none,
+    only,
+    plus,
+    setting,
+    within,
+    without,
+)
+from tests.proof.state import (
+    Event,
+    Events,
+    Key,
+    Life,
+    Member,
+    PutBack,
+    Read,
+    Server,
+    State,
+    aim_of,
+    asked,
+    changes,
+    key_of,
+    life_of,
+    place_of,
+)
 
 Next: TypeAlias = Step[State]
 SomeAction = TypeVar("SomeAction", bound=Callable[..., Next])
@@ -159,8 +188,9 @@ def append(now: State, member: Member, key: Key, chunk: Events) -> Next:
 
     after = replace(
         strike(now, member, key, chunk),
-        held=lambda k, event: now.held(k, event)
-        | (equal(k, key) & now.whole(key, life) & chunk(event) & ~now.floor(life, event)),
+        held=lambda k, event: (
+            now.held(k, event) | (equal(k, key) & now.whole(key, life) & chunk(event) & ~now.floor(life, event))
+        ),
         appended=lambda attempt, event: now.appended(attempt, event) | (is_taken(attempt) & chunk(event)),
     )
     return Step(may_send(now, member, chunk), after)
@@ -213,14 +243,21 @@ def evict_entry(now: State, key: Key) -> Next:
 
 
 def without_stripe(now: State, key: Key) -> State:
-    pending = lambda attempt: now.pending(attempt) & ~equal(place_of(attempt), key)  # noqa: E731
-    return replace(now, whole=without(now.whole, key), pending=pending)
+    return replace(
+        now,
+        whole=without(now.whole, key),
+        pending=lambda attempt: now.pending(attempt) & ~equal(place_of(attempt), key),
+    )
 
 
 def without_entry(now: State, key: Key) -> State:
     """Whatever takes the place of an item, no CAS on that item succeeds."""
-    observed = lambda read: now.observed(read) & ~equal(key_of(read), key)  # noqa: E731
-    return replace(now, stub=without(now.stub, key), filled=without(now.filled, key), observed=observed)
+    return replace(
+        now,
+        stub=without(now.stub, key),
+        filled=without(now.filled, key),
+        observed=lambda read: now.observed(read) & ~equal(key_of(read), key),
+    )
 
 
 # -- putting stripes back ------------------------------------------------------------------------------
@@ -308,10 +345,7 @@ def may_look(now: State, read: Read) -> Formula:
 
 def seeing(now: State, read: Read) -> State:
     return replace(
-        now,
-        looked=plus(now.looked, read),
-        observed=plus(now.observed, read),
-        source=without(now.source, read),
+        now, looked=plus(now.looked, read), observed=plus(now.observed, read), source=without(now.source, read)
     )
 
 

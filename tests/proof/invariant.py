@@ -6,8 +6,22 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from tests.proof.language import Formula, equal, implies
-from tests.proof.state import Event, Key, Life, Member, PutBack, Read, Server, State
-from tests.proof.state import aim_of, asked, changes, key_of, life_of, place_of
+from tests.proof.state import (
+    Event,
+    Key,
+    Life,
+    Member,
+    PutBack,
+    Read,
+    Server,
+    State,
+    aim_of,
+    asked,
+    changes,
+    key_of,
+    life_of,
+    place_of,
+)
 
 SomeClause = TypeVar("SomeClause", bound=Callable[..., Formula])
 
@@ -307,4 +321,3 @@ def what_is_due_is_required(now: State, read: Read, life: Life, other: Life, eve
     """With a stripe, for its sake; without one, since the progress of an open record names all."""
     is_due = now.due(read, other, event) & changes(event, key_of(read))
     return implies(now.informed(read, life) & is_due, now.required(read, event))
-

@@ -2,20 +2,18 @@
 
 * A **sort** is a class that derives from `Term`: a set of which nothing is known, not even that it is finite.
 * A **state** is a frozen dataclass. Each field is a relation: a function from terms to a `Formula`.
-* An **action** is a function of a state and of parameters. It returns a `Step`: the guard, and the state after it, made
-  by ``dataclasses.replace``. Relations that it does not name stay as they are.
+* An **action** is a function of a state and of parameters. It returns a `Step`: the guard, and the state after it,
+  made by ``dataclasses.replace``. Relations that it does not name stay as they are.
 * A **clause** is a function of a state and of terms, and holds if its formula does for all of them.
 
-Sorts of parameters are read from their annotations. `Prover` decides about worlds of any size; `Unrolling` looks for a
-schedule in a small one.
+The sorts of parameters are read from their annotations. `Prover` decides about worlds of any size, `Unrolling` finds
+schedules in a small one.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, get_args, get_type_hints
 
@@ -52,7 +50,7 @@ Action: TypeAlias = Callable[..., Step[StateT]]
 Clause: TypeAlias = Callable[..., Formula]
 
 
-class Unknown(Exception):  # noqa: N818 - the answer of the solver
+class Unknown(Exception):
     """z3 gave up on a question. It counts as a failure."""
 
 
@@ -93,7 +91,6 @@ def function(name: str, sort: type[Term], result: type[SomeTerm]) -> Callable[[A
     return symbol
 
 
-@cache
 def _sort(sort: type[Term]) -> Any:
     return z3.DeclareSort(sort.__name__)
 
@@ -105,7 +102,6 @@ def _symbol(hint: Any, name: str) -> Any:
     return relation(name, *get_args(hint)[0])
 
 
-@cache
 def _hints(owner: Any) -> Mapping[str, Any]:
     return {name: hint for name, hint in get_type_hints(owner).items() if name not in ("now", "return")}
 
@@ -132,10 +128,6 @@ def holds(clause: Clause, now: object) -> Formula:
 
 def name_of(function: Callable[..., object]) -> str:
     return function.__name__.strip("_").replace("_", " ")
-
-
-def why_of(function: Callable[..., object]) -> str:
-    return " ".join((inspect.getdoc(function) or "").split())
 
 
 # -- updates of a relation -----------------------------------------------------------------------------
@@ -221,7 +213,8 @@ class Prover(Generic[StateT]):
 class Unrolling(Generic[StateT]):
     """A sequence of actions from a start, in a world with a few elements of each sort.
 
-    Quantifiers become conjunctions over the elements, so z3 only has to choose the parameters.
+    Quantifiers become conjunctions over the elements, so z3 only has to choose the parameters, and what holds at the
+    start if that is not given. ``rigid``: what no action changes.
     """
 
     def __init__(self, sizes: Mapping[type[Term], int], rigid: Sequence[Any], start: StateT) -> None:
@@ -235,8 +228,13 @@ class Unrolling(Generic[StateT]):
         for symbol in rigid:
             for terms in self._tuples(symbol):
                 self._require_element(symbol(*terms))
+        self._hints = _hints(type(start))
+        self._start = start
         self._steps: list[tuple[str, Mapping[str, Any]]] = []
         self.now = start
+
+    def require(self, formula: Formula) -> None:
+        self._solver.add(self._expand(formula))
 
     def do(self, action: Action[StateT]) -> None:
         number = len(self._steps)
@@ -244,22 +242,20 @@ class Unrolling(Generic[StateT]):
         step = action(self.now, **chosen)
         for each in chosen.values():
             self._require_element(each)
-        self._require(step.guard)
-        after = {}
-        for field in fields(self.now):  # type: ignore[arg-type]  # a dataclass
-            before, made = getattr(self.now, field.name), getattr(step.after, field.name)
-            after[field.name] = made
-            if made is not before:
-                symbol = after[field.name] = _symbol(_hints(type(self.now))[field.name], f"{field.name}@{number}")
+        self.require(step.guard)
+        after = {name: getattr(step.after, name) for name in self._hints}
+        for name, made in after.items():
+            if made is not getattr(self.now, name):
+                symbol = after[name] = _symbol(self._hints[name], f"{name}@{number}")
                 for terms in self._tuples(symbol):
-                    self._require(iff(symbol(*terms), made(*terms)))
+                    self.require(iff(symbol(*terms), made(*terms)))
         self.now = type(self.now)(**after)
         self._steps.append((name_of(action), chosen))
 
     def find(self, formula: Formula) -> list[str] | None:
-        """The schedule of a run at whose end the formula holds; None if there is none."""
+        """A run at whose end the formula holds: what holds at its start, and its steps. None if there is none."""
         self._solver.push()
-        self._require(formula)
+        self.require(formula)
         answer = self._solver.check()
         found = self._tell(self._solver.model()) if answer == z3.sat else None
         self._solver.pop()
@@ -267,16 +263,13 @@ class Unrolling(Generic[StateT]):
             raise Unknown("z3 gave up on a small world: are its sizes too large?")
         return found
 
-    def _tuples(self, symbol: Any) -> Iterator[tuple[Any, ...]]:
-        if isinstance(symbol, z3.FuncDeclRef):
-            yield from product(*(self._elements[symbol.domain(place)] for place in range(symbol.arity())))
+    def _tuples(self, symbol: z3.FuncDeclRef) -> Iterator[tuple[Any, ...]]:
+        yield from product(*(self._elements[symbol.domain(place)] for place in range(symbol.arity())))
 
     def _require_element(self, term: Any) -> None:
+        """The world has no other elements."""
         if isinstance(term, z3.ExprRef) and term.sort() in self._elements:
             self._solver.add(z3.Or(*(term == element for element in self._elements[term.sort()])))
-
-    def _require(self, formula: Formula) -> None:
-        self._solver.add(self._expand(formula))
 
     def _expand(self, formula: Any) -> Any:
         """The formula with a conjunction in the place of each quantifier, or a disjunction."""
@@ -284,25 +277,33 @@ class Unrolling(Generic[StateT]):
             domains = [self._elements[formula.var_sort(place)] for place in range(formula.num_vars())]
             join = z3.And if formula.is_forall() else z3.Or
             # Variables are numbered from the innermost one
-            return join(
-                *(self._expand(z3.substitute_vars(formula.body(), *reversed(terms))) for terms in product(*domains))
-            )
+            bodies = (z3.substitute_vars(formula.body(), *reversed(terms)) for terms in product(*domains))
+            return join(*map(self._expand, bodies))
         children = [self._expand(child) for child in formula.children()]
         if z3.is_and(formula) or z3.is_or(formula):  # of any number
             return z3.And(*children) if z3.is_and(formula) else z3.Or(*children)
         return formula.decl()(*children) if children else formula
 
     def _tell(self, model: Any) -> list[str]:
-        return [f"{name}({self._arguments(model, chosen)})" for name, chosen in self._steps]
+        lines = []
+        for name in self._hints:
+            symbol = getattr(self._start, name)
+            if isinstance(symbol, z3.FuncDeclRef) and (members := self._members(model, symbol)):
+                lines.append(f"at the start: {name.replace('_', ' ')} {members}")
+        for name, chosen in self._steps:
+            told = [
+                f"{of.replace('_', ' ')} {self._members(model, each)}"
+                if isinstance(each, z3.FuncDeclRef)
+                else self._name(model, each)
+                for of, each in chosen.items()
+            ]
+            lines.append(f"{name} ({', '.join(told)})")
+        return lines
 
-    def _arguments(self, model: Any, chosen: Mapping[str, Any]) -> str:
-        told = []
-        for name, each in chosen.items():
-            if isinstance(each, z3.FuncDeclRef) and each.arity():
-                members = [terms[0] for terms in self._tuples(each) if z3.is_true(model.eval(each(*terms), True))]
-                told.append(f"{name} {{{', '.join(str(member) for member in members)}}}")
-            else:
-                value = model.eval(each, True)
-                element = next(one for one in self._elements[each.sort()] if model.eval(one, True).eq(value))
-                told.append(str(element))
-        return ", ".join(told)
+    def _members(self, model: Any, symbol: z3.FuncDeclRef) -> str:
+        members = [terms for terms in self._tuples(symbol) if z3.is_true(model.eval(symbol(*terms), True))]
+        return "; ".join(", ".join(map(str, terms)) for terms in members)
+
+    def _name(self, model: Any, term: Any) -> str:
+        value = model.eval(term, True)
+        return next(str(one) for one in self._elements[term.sort()] if model.eval(one, True).eq(value))
