@@ -21,13 +21,13 @@ Lines = Sequence[str]
 
 
 def obligations() -> Iterator[tuple[str, Callable[[], Lines]]]:
-    """Each with a function that tells what is wrong with it, or nothing."""
+    """Each with a function that returns why it fails; nothing if it holds."""
     yield f"at the start: {len(INVARIANT)} clauses", lambda: [name_of(clause) for clause in broken_at_start()]
     for action in ACTIONS:
         yield f"kept by: {name_of(action)}", partial(refute_step, action)
     for clause in PROPERTIES:
         yield f"implied: {name_of(clause)}", partial(refute_property, clause)
-    for clause, schedule in LIVELY.items():
+    for clause, schedule in LIVELY:
         yield f"a run refutes: {name_of(clause)}", partial(refute_run, clause, schedule)
     for weakened in WEAKENED:
         yield f"weakened: {weakened.name}", partial(refute_refutation, weakened)

@@ -39,6 +39,7 @@ from tests.proof.state import (
     State,
     aim_of,
     asked,
+    cause_of,
     changes,
     key_of,
     life_of,
@@ -61,7 +62,10 @@ def action(function: SomeAction) -> SomeAction:
 
 @action
 def commit(now: State, event: Event) -> Next:
-    return Step(~now.logged(event), replace(now, logged=plus(now.logged, event)))
+    def earlier(one: Event, other: Event) -> Formula:
+        return now.earlier(one, other) | (now.logged(one) & equal(other, event))
+
+    return Step(~now.logged(event), replace(now, logged=plus(now.logged, event), earlier=earlier))
 
 
 @action
@@ -72,8 +76,9 @@ def replicate(now: State, server: Server, event: Event) -> Next:
 
 @action
 def stream(now: State, member: Member, event: Event) -> Next:
-    """In any order. That of the log matters only to those who await a heartbeat, see `complete`."""
-    return Step(now.logged(event), replace(now, streamed=plus(now.streamed, member, event)))
+    """In the order of the log."""
+    has_all_before = forall(Event, lambda each: implies(now.earlier(each, event), now.streamed(member, each)))
+    return Step(now.logged(event) & has_all_before, replace(now, streamed=plus(now.streamed, member, event)))
 
 
 # -- node record ---------------------------------------------------------------------------------------
@@ -161,7 +166,7 @@ def publish(now: State, member: Member, batch: Events) -> Next:
     life = life_of(member)
 
     def is_sent(event: Event) -> Formula:
-        return forall(Key, lambda key: implies(changes(event, key), now.deleted(life, key, event)))
+        return forall(Key, lambda key: implies(changes(event, key), now.settled(life, key, event)))
 
     guard = forall(Event, lambda event: implies(batch(event), now.streamed(member, event) & is_sent(event)))
     return Step(now.joined(member) & guard, published(now, life, batch))
@@ -218,8 +223,20 @@ def delete(now: State, key: Key) -> Next:
     def is_behind(life: Life, k: Key, event: Event) -> Formula:
         return equal(k, key) & now.struck(life, k, event)
 
-    after = replace(without_entry(now, key), deleted=lambda *of: now.deleted(*of) | is_behind(*of))
+    after = replace(without_entry(now, key), settled=lambda *of: now.settled(*of) | is_behind(*of))
     return Step(always(), after)
+
+
+@action
+def keep(now: State, key: Key, life: Life, event: Event) -> Next:
+    """Filling from the log finds an entry that has the event. It has settled all changes of the key before that."""
+
+    def is_done(each: Event) -> Formula:
+        return now.settled(life, key, each) | now.floor(life, each)
+
+    is_next = forall(Event, lambda each: implies(now.earlier(each, event) & changes(each, key), is_done(each)))
+    guard = now.filled(key, life) & now.position(key, event) & now.struck(life, key, event) & is_next
+    return Step(guard, replace(now, settled=plus(now.settled, life, key, event)))
 
 
 @action
@@ -321,16 +338,19 @@ def copy_record(now: State, read: Read, life: Life) -> Next:
 def leave_stub(now: State, read: Read) -> Next:
     """Step 1 finds no entry."""
     key = key_of(read)
-    after = replace(seeing(now, read), stub=plus(now.stub, key), got=without(now.got, read))
+    after = replace(observing(now, read), stub=plus(now.stub, key))
     return Step(may_look(now, read) & forall(Life, lambda life: ~now.filled(key, life)), after)
 
 
 @action
 def look(now: State, read: Read, life: Life) -> Next:
-    """Step 1 finds an entry. If it is dead, a fill may replace it like a stub."""
+    """Step 1 finds an entry. (That a reader puts a stub in the place of a dead one: `evict_entry`, `leave_stub`.)"""
     key = key_of(read)
     after = replace(
-        seeing(now, read),
+        now,
+        looked=plus(now.looked, read),
+        observed=without(now.observed, read),
+        source=without(now.source, read),
         got=only(now.got, read, life),
         at=setting(now.at, lambda event: now.position(key, event), read),
         value=setting(now.value, lambda event: now.row(key, event), read),
@@ -343,10 +363,23 @@ def may_look(now: State, read: Read) -> Formula:
     return now.started(read) & ~now.guarded(read) & ~now.loaded(read) & ~now.answered(read)
 
 
-def seeing(now: State, read: Read) -> State:
+def observing(now: State, read: Read) -> State:
     return replace(
-        now, looked=plus(now.looked, read), observed=plus(now.observed, read), source=without(now.source, read)
+        now,
+        looked=plus(now.looked, read),
+        observed=plus(now.observed, read),
+        source=without(now.source, read),
+        got=without(now.got, read),
     )
+
+
+@action
+def look_to_refill(now: State, read: Read, life: Life) -> Next:
+    """Filling from the log finds an entry that lacks the event, and may replace it."""
+    key, cause = key_of(read), cause_of(read)
+    is_old = now.filled(key, life) & ~now.position(key, cause)
+    guard = may_look(now, read) & is_old & now.logged(cause) & changes(cause, key)
+    return Step(guard, replace(observing(now, read), refills=plus(now.refills, read)))
 
 
 @action
@@ -402,7 +435,7 @@ def take_position(now: State, read: Read, server: Server) -> Next:
         loaded=without(now.loaded, read),
         got=without(now.got, read),
     )
-    return Step(now.looked(read) & ~now.answered(read), after)
+    return Step(now.looked(read) & ~now.refills(read) & ~now.answered(read), after)
 
 
 @action
@@ -415,7 +448,7 @@ def take_rows(now: State, read: Read, server: Server) -> Next:
 
 @action
 def take_image(now: State, read: Read, member: Member, batch: Events) -> Next:
-    """Fill from the log: the row at the end of a batch of the stream. The invalidator is the reader here."""
+    """Fill from the log: the row at the end of a batch of the stream, which has its cause."""
     after = replace(
         now,
         source=without(now.source, read),
@@ -425,18 +458,29 @@ def take_image(now: State, read: Read, member: Member, batch: Events) -> Next:
         got=without(now.got, read),
     )
     is_streamed = within(batch, lambda event: now.streamed(member, event), Event)
-    return Step(now.looked(read) & ~now.answered(read) & is_streamed, after)
+    is_all_before = forall(
+        Event, lambda one: forall(Event, lambda other: implies(now.earlier(one, other) & batch(other), batch(one)))
+    )
+    has_cause = implies(now.refills(read), batch(cause_of(read)))
+    return Step(now.looked(read) & ~now.answered(read) & is_streamed & is_all_before & has_cause, after)
 
 
 @action
 def fill(now: State, read: Read, life: Life) -> Next:
-    """Step 5, by CAS on the item of step 1."""
+    """Step 5, by CAS on the item of step 1. It settles what was struck and is in the new entry."""
     key = key_of(read)
+
+    def is_settled(each: Life, k: Key, event: Event) -> Formula:
+        return now.settled(each, k, event) | (
+            equal(each, life) & equal(k, key) & now.struck(each, k, event) & now.at(read, event)
+        )
+
     after = replace(
         without_entry(now, key),
         filled=only(now.filled, key, life),
         position=setting(now.position, lambda event: now.at(read, event), key),
         row=setting(now.row, lambda event: now.value(read, event), key),
+        settled=is_settled,
     )
     allows = now.informed(read, life) & now.stripe(read, life) & shows_required(now, read)
     return Step(now.observed(read) & allows & has_row(now, read), after)

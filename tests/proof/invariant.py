@@ -17,6 +17,7 @@ from tests.proof.state import (
     State,
     aim_of,
     asked,
+    cause_of,
     changes,
     key_of,
     life_of,
@@ -97,6 +98,13 @@ def struck_events_are_logged(now: State, life: Life, key: Key, event: Event) -> 
     return implies(now.struck(life, key, event), now.logged(event))
 
 
+@clause
+def the_log_has_an_order(now: State, event: Event, other: Event) -> Formula:
+    is_ordered = now.earlier(event, other) | now.earlier(other, event) | equal(event, other)
+    both = now.logged(event) & now.logged(other)
+    return implies(both, is_ordered) & implies(now.earlier(event, other), both)
+
+
 # -- lives and the record ------------------------------------------------------------------------------
 
 
@@ -151,9 +159,9 @@ def the_floor_is_acknowledged(now: State, life: Life, event: Event) -> Formula:
 
 
 @clause
-def acknowledged_means_deleted(now: State, life: Life, key: Key, event: Event) -> Formula:
+def acknowledged_means_settled(now: State, life: Life, key: Key, event: Event) -> Formula:
     """I4: progress names nothing that was not sent, unless the floor has it."""
-    is_sent = now.deleted(life, key, event) | now.floor(life, event)
+    is_sent = now.settled(life, key, event) | now.floor(life, event)
     return implies(now.acknowledged(life, event) & changes(event, key), is_sent)
 
 
@@ -181,9 +189,9 @@ def a_heartbeat_is_behind_what_was_acknowledged(now: State, member: Member, life
 
 
 @clause
-def deleted_means_struck(now: State, life: Life, key: Key, event: Event) -> Formula:
+def settled_means_struck(now: State, life: Life, key: Key, event: Event) -> Formula:
     """The append comes first."""
-    return implies(now.deleted(life, key, event), now.struck(life, key, event))
+    return implies(now.settled(life, key, event), now.struck(life, key, event))
 
 
 @clause
@@ -225,9 +233,9 @@ def a_heartbeat_is_behind_other_lives(now: State, attempt: PutBack, life: Life, 
 
 
 @clause
-def an_entry_has_what_was_deleted(now: State, key: Key, life: Life, event: Event) -> Formula:
-    """Whoever fills after a deletion has the event: this is what the rule of fills is for."""
-    return implies(now.filled(key, life) & now.deleted(life, key, event), now.position(key, event))
+def an_entry_has_what_was_settled(now: State, key: Key, life: Life, event: Event) -> Formula:
+    """A fill that comes after a deletion has the event. The rule of fills is for that."""
+    return implies(now.filled(key, life) & now.settled(life, key, event), now.position(key, event))
 
 
 @clause
@@ -298,9 +306,10 @@ def a_position_is_shown_by_its_source(now: State, read: Read, server: Server, ev
 def the_stripe_is_behind_the_stub(now: State, read: Read, life: Life, event: Event) -> Formula:
     """While the item is the one of step 1, all deletions came before that step, so the stripe that was read has
     them."""
-    is_deleted = now.deleted(life, key_of(read), event)
+    is_settled = now.settled(life, key_of(read), event)
     known = now.required(read, event) | now.floor(life, event)
-    return implies(now.observed(read) & now.stripe(read, life) & is_deleted, known)
+    is_refilled = now.refills(read) & now.earlier(event, cause_of(read))
+    return implies(now.observed(read) & now.stripe(read, life) & is_settled, known | is_refilled)
 
 
 @clause
@@ -309,6 +318,24 @@ def the_stripe_has_what_is_due(now: State, read: Read, life: Life, other: Life, 
     is_due = now.due(read, other, event) & changes(event, key_of(read))
     known = now.required(read, event) | now.floor(life, event)
     return implies(now.stripe(read, life) & now.latest(life) & is_due, known)
+
+
+@clause
+def a_refill_has_a_cause_and_no_server(now: State, read: Read, server: Server) -> Formula:
+    return implies(now.refills(read), now.logged(cause_of(read)) & ~now.source(read, server))
+
+
+@clause
+def an_entry_that_is_replaced_lacks_the_cause(now: State, read: Read, life: Life) -> Formula:
+    """A fill replaces a stub, or fills from the log."""
+    lacks = changes(cause_of(read), key_of(read)) & ~now.position(key_of(read), cause_of(read))
+    return implies(now.observed(read) & now.filled(key_of(read), life), now.refills(read) & lacks)
+
+
+@clause
+def an_image_has_all_up_to_its_cause(now: State, read: Read, event: Event) -> Formula:
+    is_before = now.earlier(event, cause_of(read)) | equal(event, cause_of(read))
+    return implies(now.refills(read) & now.loaded(read) & is_before, now.at(read, event))
 
 
 @clause

@@ -214,7 +214,7 @@ class Unrolling(Generic[StateT]):
     """A sequence of actions from a start, in a world with a few elements of each sort.
 
     Quantifiers become conjunctions over the elements, so z3 only has to choose the parameters, and what holds at the
-    start if that is not given. ``rigid``: what no action changes.
+    start if that is not given. ``rigid``: relations and functions that no action changes.
     """
 
     def __init__(self, sizes: Mapping[type[Term], int], rigid: Sequence[Any], start: StateT) -> None:

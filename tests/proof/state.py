@@ -1,12 +1,8 @@
-"""The rule of the cache as a transition system: its state, its actions and what they are to keep.
+"""The rule of the cache as a transition system: sorts and relations of its state. docs/proof.md explains the model.
 
 One node, one lineage, any number of everything else. A position is a set of events. A stripe belongs to one key: a
-stripe that others share holds more, and so refuses more. A membership is one invalidator between a join and its first
-failure; whoever crashes takes no more steps, and whoever starts again is another membership. Each action may come at
-any moment, in any order and arbitrarily late, unless its guard says otherwise. docs/proof.md explains the model.
-
-A CAS succeeds only if the item is as it was read. So a read and its CAS are one action here, unless other steps lie
-between: a fill needs the very stub that its reader observed.
+stripe that others share holds more, and so refuses more. A member is one invalidator between a join and its first
+failure. A process that crashes takes no more steps, and one that starts again is another member.
 """
 
 from __future__ import annotations
@@ -51,12 +47,14 @@ Events: TypeAlias = Callable[[Event], Formula]
 changes: Final[Callable[[Event, Key], Formula]] = relation("changes", Event, Key)
 asked: Final[Callable[[Read, Event], Formula]] = relation("asked", Read, Event)
 """The commits that the caller of a read demands (I9)."""
+cause_of: Final = function("cause_of", Read, Event)
+"""The event for whose sake an invalidator fills from the log."""
 key_of: Final = function("key_of", Read, Key)
 place_of: Final = function("place_of", PutBack, Key)
 aim_of: Final = function("aim_of", PutBack, Life)
 life_of: Final = function("life_of", Member, Life)
 
-RIGID: Final[tuple[Any, ...]] = (changes, asked, key_of, place_of, aim_of, life_of)
+RIGID: Final[tuple[Any, ...]] = (changes, asked, cause_of, key_of, place_of, aim_of, life_of)
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,8 @@ class State:
 
     # Database and streams
     logged: Callable[[Event], Formula]
+    earlier: Callable[[Event, Event], Formula]
+    """The order of the log."""
     shown: Callable[[Server, Event], Formula]
     """The position of a server, as visible to a SELECT."""
     streamed: Callable[[Member, Event], Formula]
@@ -84,7 +84,7 @@ class State:
     """The record is of the tenure that this member joined: it has not been absent since."""
     joined_open: Callable[[Member], Formula]
     beaten: Callable[[Member], Formula]
-    """This member has begun a heartbeat since it joined; ``beat``: what was logged before that one."""
+    """This member has begun a heartbeat since it joined; ``beat``: all that was logged before that one."""
     beat: Callable[[Member, Event], Formula]
 
     # Stripes
@@ -97,12 +97,12 @@ class State:
     appended: Callable[[PutBack, Event], Formula]
     """The chunks of a pending stripe that are of the life for which it was placed."""
     awaited: Callable[[PutBack], Formula]
-    """A heartbeat was begun after the pending stripe was placed; ``early``: what was logged before that one."""
+    """A heartbeat was begun after the pending stripe was placed; ``early``: all that was logged before that one."""
     early: Callable[[PutBack, Event], Formula]
     struck: Callable[[Life, Key, Event], Formula]
     """Ghost: a member of this life appended the event to the stripe of the key, or the stripe was absent then."""
-    deleted: Callable[[Life, Key, Event], Formula]
-    """Ghost: after that, the key was deleted."""
+    settled: Callable[[Life, Key, Event], Formula]
+    """Ghost: after that, the key was absent, or its entry had the event."""
 
     # Entries
     stub: Callable[[Key], Formula]
@@ -122,10 +122,12 @@ class State:
     """Step 1 is done."""
     observed: Callable[[Read], Formula]
     """The item is the very one that this read has seen in step 1: a CAS on it succeeds."""
+    refills: Callable[[Read], Formula]
+    """An invalidator reads, and fills from the log."""
     got: Callable[[Read, Life], Formula]
     """The value in hand is an entry of this life."""
     guarded: Callable[[Read], Formula]
-    """The stripe was read; ``stripe``: as a whole one of this life."""
+    """The stripe was read; ``stripe``: it was a whole one of this life."""
     stripe: Callable[[Read, Life], Formula]
     informed: Callable[[Read, Life], Formula]
     """The record was read behind the stripe, open and of this life."""

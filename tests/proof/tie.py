@@ -28,7 +28,7 @@ Check = Callable[[Facts, Values], bool]
 READ_OFF: Final = frozenset(
     (
         *("changes", "logged", "shown", "latest", "record", "is_open", "floor", "progress", "acknowledged"),
-        *("whole", "held", "struck", "deleted", "stub", "filled", "position", "row"),
+        *("whole", "held", "struck", "settled", "stub", "filled", "position", "row"),
     )
 )
 """Relations that are read off a state of the explorer."""
@@ -110,7 +110,7 @@ class Tied(Explorer):
         for removed, event in state.removed:
             if removed == item:
                 yield "struck", (last.life, item, event)
-                yield "deleted", (last.life, item, event)
+                yield "settled", (last.life, item, event)
         there = self._peek(state, self.stripes[item])
         whole = None if there is None else find_stripe(there.value, last.life)
         if whole is not None:

@@ -82,8 +82,8 @@ HIT: Final[Schedule] = (copy_record, start, look, take_hit)
 
 @dataclass(frozen=True)
 class Weakened:
-    """``name``: that of the planted bug in ``tests/simulation/bugs.py``, if there is one. ``instead``: the weakened
-    actions by those whose place they take. ``schedule``: actions of a run that breaks a property, by original."""
+    """``name``: the name of the planted bug in ``tests/simulation/bugs.py``, if there is one. ``instead``: weakened
+    actions by the ones whose place they take. ``schedule``: the original actions of a run that breaks a property."""
 
     name: str
     instead: dict[Callable[..., Next], Callable[..., Next]]
@@ -281,7 +281,7 @@ def take_rows_of_any_server(now: State, read: Read, server: Server) -> Next:
 def append_last(now: State, member: Member, key: Key, chunk: Events) -> Next:
     """The key was deleted before, and is not deleted again."""
     step = append(now, member, key, chunk)
-    return Step(step.guard, deleted_too(now, step.after, member, key, chunk))
+    return Step(step.guard, settled_too(now, step.after, member, key, chunk))
 
 
 @weakens(
@@ -292,12 +292,12 @@ def append_last(now: State, member: Member, key: Key, chunk: Events) -> Next:
 )
 def remove_stripe_last(now: State, member: Member, key: Key, chunk: Events) -> Next:
     step = remove_stripe(now, member, key, chunk)
-    return Step(step.guard, deleted_too(now, step.after, member, key, chunk))
+    return Step(step.guard, settled_too(now, step.after, member, key, chunk))
 
 
-def deleted_too(now: State, after: State, member: Member, key: Key, chunk: Events) -> State:
-    is_meant = strike(replace(now, struck=now.deleted), member, key, chunk).struck
-    return replace(after, deleted=is_meant)
+def settled_too(now: State, after: State, member: Member, key: Key, chunk: Events) -> State:
+    is_meant = strike(replace(now, struck=now.settled), member, key, chunk).struck
+    return replace(after, settled=is_meant)
 
 
 @weakens(append, "chunk of the batch before", (*SERVING, *INVALIDATED), i2)
