@@ -292,7 +292,7 @@ class Unrolling(Generic[StateT]):
                 lines.append(f"at the start: {name.replace('_', ' ')} {members}")
         for name, chosen in self._steps:
             told = [
-                f"{of.replace('_', ' ')} {self._members(model, each)}"
+                f"{of.replace('_', ' ')} {{{self._members(model, each)}}}"
                 if isinstance(each, z3.FuncDeclRef)
                 else self._name(model, each)
                 for of, each in chosen.items()

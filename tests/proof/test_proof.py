@@ -24,6 +24,7 @@ BEYOND = {
     "record of step 3 from a copy",
     "a closed record is believed",
     "an old heartbeat opens the record",
+    "a newer entry is filled from the log",
 }
 """Weakened actions that no planted bug has the name of."""
 

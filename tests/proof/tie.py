@@ -34,8 +34,16 @@ READ_OFF: Final = frozenset(
 """Relations that are read off a state of the explorer."""
 
 
+def is_tied(world: SmallWorld) -> bool:
+    """Whether the world is one of the model: one node and ring, one history, keys whose rows stay theirs. And whether
+    the explorer notes what was struck and settled as the model does: it takes the version of an entry for its position
+    in fills from the log, and a refused append for one."""
+    is_modelled = len(world.rings) == len(world.files) == 1 and not (world.rows or world.spellings or world.strays)
+    return is_modelled and not (world.fills_from_log or world.refusals)
+
+
 class Tied(Explorer):
-    """Ends with the first state in which a clause fails. For worlds of one node, ring and definition."""
+    """Ends with the first state in which a clause fails."""
 
     def __init__(self, world: SmallWorld) -> None:
         super().__init__(world)

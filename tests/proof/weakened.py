@@ -27,9 +27,11 @@ from tests.proof.actions import (
     fill,
     has_row,
     informed,
+    keep,
     lapse,
     leave_stub,
     look,
+    look_to_refill,
     mark,
     may_send,
     open_record,
@@ -44,11 +46,25 @@ from tests.proof.actions import (
     stream,
     strike,
     take_hit,
+    take_image,
     take_position,
     take_rows,
 )
 from tests.proof.invariant import i1, i2, i9, i10
-from tests.proof.language import Formula, Step, always, equal, exactly, forall, implies, only, plus, setting, within
+from tests.proof.language import (
+    Formula,
+    Step,
+    always,
+    equal,
+    exactly,
+    forall,
+    implies,
+    none,
+    only,
+    plus,
+    setting,
+    within,
+)
 from tests.proof.state import (
     Event,
     Events,
@@ -67,16 +83,19 @@ from tests.proof.state import (
 
 Schedule = tuple[Callable[..., Next], ...]
 
-SIZES: Final = {Event: 1, Key: 1, Server: 2, Life: 2, Member: 2, PutBack: 2, Read: 2}
+SIZES: Final = {Event: 2, Key: 1, Server: 2, Life: 2, Member: 2, PutBack: 2, Read: 3}
 
 OPEN: Final[Schedule] = (begin_life, beat, open_record)
 PUT_BACK: Final[Schedule] = (mark, await_heartbeat, complete)
 SERVING: Final[Schedule] = (*OPEN, *PUT_BACK)
 CHANGE: Final[Schedule] = (commit, stream)
 INVALIDATED: Final[Schedule] = (*CHANGE, append, delete, publish)
+KEPT: Final[Schedule] = (stream, stream, append, keep, keep, publish)
+COMMITS: Final[Schedule] = (commit, commit, replicate, replicate)
 GUARDS: Final[Schedule] = (start, leave_stub, fetch_stripe, fetch_record)
 LOAD: Final[Schedule] = (take_position, take_rows)
 MISS: Final[Schedule] = (*GUARDS, *LOAD)
+REFILL: Final[Schedule] = (start, look_to_refill, fetch_stripe, fetch_record, take_image)
 HIT: Final[Schedule] = (copy_record, start, look, take_hit)
 
 
@@ -231,6 +250,19 @@ def take_hit_of_any_life(now: State, read: Read, life: Life, other: Life) -> Nex
 def take_any_hit(now: State, read: Read, life: Life) -> Next:
     guard = now.got(read, life) & now.copied(read, life) & ~now.answered(read)
     return Step(guard, take_hit(now, read, life).after)
+
+
+@weakens(
+    look_to_refill,
+    "a newer entry is filled from the log",
+    (*SERVING, *COMMITS, *MISS, fill, stream, append, *REFILL, *KEPT, fill, *HIT),
+    i1,
+)
+def look_to_refill_always(now: State, read: Read, life: Life) -> Next:
+    """Whatever the entry has."""
+    bare = replace(now, position=none)
+    step = look_to_refill(now, read, life)
+    return Step(look_to_refill(bare, read, life).guard, step.after)
 
 
 @weakens(answer, "a miss is fresh without its token", (*SERVING, *INVALIDATED, *MISS, answer), i10)
