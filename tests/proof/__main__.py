@@ -1,5 +1,8 @@
-"""``make proof``, ``python -m tests.proof``: every obligation with its time. ``NAME``: also the run that a weakened
-action of that name makes possible. Exit code 0: all is proved and each weakened action is refuted; else 1.
+"""``make proof``, ``python -m tests.proof``: every obligation with its time.
+
+``NAME``: also the run that a weakened action of that name makes possible. ``--worlds``: also all worlds of the
+explorer that fit the model, which takes ten minutes and more. Exit code 0: all is proved, and each weakened action is
+refuted; else 1.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from tests.proof.actions import ACTIONS, Next
 from tests.proof.invariant import INVARIANT, PROPERTIES
 from tests.proof.language import Clause, name_of
 from tests.proof.obligations import LIVELY, broken_at_start, broken_by, explain, find_run, find_violation, prover
+from tests.proof.tie import Tied, is_tied
 from tests.proof.weakened import WEAKENED, Schedule, Weakened
+from tests.simulation.explore import WORLDS, SmallWorld
+from tests.simulation.quick import be_silent
 
 Lines = Sequence[str]
 
 
-def obligations() -> Iterator[tuple[str, Callable[[], Lines]]]:
+def obligations(*, has_worlds: bool) -> Iterator[tuple[str, Callable[[], Lines]]]:
     """Each with a function that returns why it fails; nothing if it holds."""
     yield f"at the start: {len(INVARIANT)} clauses", lambda: [name_of(clause) for clause in broken_at_start()]
     for action in ACTIONS:
@@ -31,6 +37,8 @@ def obligations() -> Iterator[tuple[str, Callable[[], Lines]]]:
         yield f"a run refutes: {name_of(clause)}", partial(refute_run, clause, schedule)
     for weakened in WEAKENED:
         yield f"weakened: {weakened.name}", partial(refute_refutation, weakened)
+    for world in filter(is_tied, WORLDS if has_worlds else ()):
+        yield f"world: {world.name}", partial(refute_world, world)
 
 
 def refute_step(action: Callable[..., Next]) -> Lines:
@@ -55,6 +63,10 @@ def refute_refutation(weakened: Weakened) -> Lines:
     return [] if find_violation(weakened) else [f"no run breaks {name_of(weakened.breaks)}"]
 
 
+def refute_world(world: SmallWorld) -> Lines:
+    return Tied(world).explore().history
+
+
 def tell(weakened: Weakened) -> Lines:
     """How the induction fails, and a run from the start that shows that a property does."""
     lines = [weakened.name]
@@ -65,9 +77,10 @@ def tell(weakened: Weakened) -> Lines:
 
 
 def main(names: Sequence[str]) -> int:
+    be_silent()
     console = Console(markup=False, highlight=False, soft_wrap=True)
     began, failed = time.monotonic(), 0
-    for name, show in obligations():
+    for name, show in obligations(has_worlds="--worlds" in names):
         at = time.monotonic()
         wrong = show()
         failed += bool(wrong)

@@ -35,9 +35,11 @@ READ_OFF: Final = frozenset(
 
 
 def is_tied(world: SmallWorld) -> bool:
-    """Whether the world is one of the model: one node and ring, one history, keys whose rows stay theirs. And whether
-    the explorer notes what was struck and settled as the model does: it takes the version of an entry for its position
-    in fills from the log, and a refused append for one."""
+    """Whether the world fits the model: one node and ring, one history, keys whose rows stay theirs.
+
+    Nor may the explorer count as struck or settled what the model does not: an append that was refused, and an event
+    that an entry reflects, though its position lacks it, when entries are filled from the log.
+    """
     is_modelled = len(world.rings) == len(world.files) == 1 and not (world.rows or world.spellings or world.strays)
     return is_modelled and not (world.fills_from_log or world.refusals)
 
