@@ -14,10 +14,10 @@ from functools import partial
 
 from rich.console import Console
 
-from tests.proof.actions import ACTIONS, Next
 from tests.proof.invariant import INVARIANT, PROPERTIES
 from tests.proof.language import Clause, name_of
 from tests.proof.obligations import LIVELY, broken_at_start, broken_by, explain, find_run, find_violation, prover
+from tests.proof.state import ACTIONS, Next
 from tests.proof.tie import Tied, is_tied
 from tests.proof.weakened import WEAKENED, Schedule, Weakened
 from tests.simulation.explore import WORLDS, SmallWorld

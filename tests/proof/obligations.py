@@ -11,29 +11,23 @@ from functools import cache
 from typing import Final
 
 from tests.proof.actions import (
-    Next,
-    answer,
-    answer_bounded,
     append,
     close_record,
     evict_entry,
     evict_stripe,
-    fill,
     join,
     keep,
     lapse,
-    leave_stub,
     publish,
     remove_stripe,
     replicate,
     revive,
     shorten,
-    start,
-    take_image,
 )
 from tests.proof.invariant import INVARIANT
 from tests.proof.language import Clause, Formula, Prover, Unrolling, empty, holds, parameters, symbols
-from tests.proof.state import RIGID, Event, Life, Read, State, cause_of, changes, key_of
+from tests.proof.reading import answer, answer_bounded, fill, leave_stub, start, take_image
+from tests.proof.state import RIGID, Event, Life, Next, Read, State, cause_of, changes, key_of
 from tests.proof.weakened import CHANGE, HIT, INVALIDATED, MISS, OPEN, REFILL, SERVING, SIZES, Schedule, Weakened
 
 

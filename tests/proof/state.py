@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from tests.proof.language import Formula, Term, function, relation
+from tests.proof.language import Formula, Step, Term, function, relation
 
 
 class Event(Term):
@@ -142,3 +142,14 @@ class State:
     answered: Callable[[Read], Formula]
     shows: Callable[[Read], Formula]
     """A miss that is said to show all that is required (`Read.shows_required`)."""
+
+
+Next: TypeAlias = Step[State]
+SomeAction = TypeVar("SomeAction", bound=Callable[..., Next])
+
+ACTIONS: Final[list[Callable[..., Next]]] = []
+
+
+def action(function: SomeAction) -> SomeAction:
+    ACTIONS.append(function)
+    return function

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof import language
-from tests.proof.actions import ACTIONS, Next
+from tests.proof import (
+    actions,  # noqa: F401 - fills ACTIONS
+    language,
+)
 from tests.proof.invariant import INVARIANT, PROPERTIES, acknowledged_means_settled
 from tests.proof.language import Clause, Prover, Unknown, name_of, symbols
 from tests.proof.obligations import LIVELY, broken_at_start, broken_by, explain, find_run, find_violation, prover
-from tests.proof.state import State
+from tests.proof.state import ACTIONS, Next, State
 from tests.proof.weakened import WEAKENED, Schedule, Weakened
 from tests.simulation.bugs import PLANTED
 
