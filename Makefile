@@ -86,15 +86,15 @@ architecture: dev ## which package may import which
 	@$(BIN)/lint-imports
 
 .PHONY: unit
-unit: dev ## the tests that need no server, no Spark and no simulation
-	@$(PYTEST) -n 2 -m "not rest and not slow and not long" tests --ignore=tests/repository --ignore=tests/simulation \
-		--ignore=tests/unit/spark $(ARGS)
+unit: dev ## the tests that need no server, no Spark, no simulation and no proof
+	@$(PYTEST) -n 2 -m "not rest and not slow and not long" tests --ignore=tests/proof --ignore=tests/repository \
+		--ignore=tests/simulation --ignore=tests/unit/spark $(ARGS)
 
-AREAS = tests/repository tests/simulation tests/unit/spark integration
+AREAS = tests/proof tests/repository tests/simulation tests/unit/spark integration
 FAST = not slow and not long and not vitess and not kafka
 
 .PHONY: core
-core: setup ## the tests of the tree, of the simulator, and of each area on real servers what shows that it works
+core: setup ## the tests of the tree, of the proof and the simulator, and of each area on real servers what shows that it works
 	@$(PYTEST) -n $(WORKERS) -m "not rest and $(FAST)" $(AREAS) $(ARGS)
 
 .PHONY: rest
@@ -164,6 +164,10 @@ older: setup ## before a release: some of them on MySQL 8.0.15, of before replic
 .PHONY: sim
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+.PHONY: proof
+proof: venv ## the proof of the rule for any number of everything; ARGS="'put back by set'" prints how a bug breaks it
+	@$(BIN)/python -m tests.proof $(ARGS)
 
 .PHONY: mutants
 mutants: venv ## the code without one defence after the other: does a test notice?

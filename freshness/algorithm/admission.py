@@ -84,7 +84,8 @@ def _join_alive(member: Membership, record: NodeRecord, item: Item, head: Head, 
         # Until the own heartbeat is back a write would close the record: `publish` covers then
         member.is_covered = serve(record, member.policy) == record
     else:
-        member.target, member.opens_after = member.everything(head), read_at
+        # As after a revival. It may have come while it was asked for, so from now on (F57)
+        member.target, member.opens_after = member.everything(head), member.clock()
         yield from cover(member)
 
 
@@ -99,12 +100,11 @@ def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
 
 
 def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
-    # The copy may lack the last acknowledged events, and the primary may not show them yet (F57). They are in the
-    # log: a heartbeat that is begun from now on comes through the stream after them.
-    opens_after = member.clock()
     closed = replace(resume, is_open=False, tenure=member.nonce())
     request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1, is_bound=True)
     yield Flow(member.node, (request,))
+    # The copy may lack the last acknowledged events, and the primary may not show them yet (F57). They are in the
+    # log: a heartbeat that is begun from now on, when the record is there, comes through the stream after them.
     read_at = member.clock()
     (item,) = yield Flow(member.node, (Get(member.record_key, is_bound=True),))
     record = find_record(item, member.node)
@@ -114,7 +114,7 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
     if head.epoch != record.epoch:
         raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined again")
     _start_from(member, record, item, read_at)
-    member.target, member.opens_after = member.everything(head), opens_after
+    member.target, member.opens_after = member.everything(head), read_at
     yield from cover(member)
 
 

@@ -11,7 +11,7 @@ from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import Filled, Stamp, record_key
 from freshness.algorithm.membership import HeartbeatSeen
 from freshness.algorithm.read import read_through
-from freshness.algorithm.request import Cas, Flows, Get, Load, Wait
+from freshness.algorithm.request import Add, Cas, Flows, Get, Load, Wait
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError, NodeUnavailable
 from tests.schedules.world import (
@@ -426,4 +426,35 @@ def test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse() -> 
     one.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
     assert not world.record().is_open
     one.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
+    assert world.record().is_open
+
+
+@pytest.mark.parametrize("kind", [Add, Get], ids=["revived", "found closed"])
+def test_a_record_does_not_open_on_a_heartbeat_from_before_it_was_there(kind: type) -> None:
+    """F57, I10: a request of a join is on its way for long. Another invalidator revives the node, opens it and
+    acknowledges a commit that the primary does not show yet; then the record is evicted. The heartbeat that the first
+    one has begun in between is behind nothing of that."""
+    world = World()
+    one, other, third = Invalidator(world).join(), Invalidator(world), Invalidator(world)
+    one.apply()
+    world.stores[NODE].evict(record_key(NAMESPACE, LINEAGE))
+    one.member.leave()
+    joining = other.joining().until_kind(kind)
+    world.sleep(1)
+    old_beat = HeartbeatSeen(world.now, 0)
+    world.sleep(0.1)
+    one.join().apply()
+    assert world.record().is_open
+    world.commit(KEY)
+    one.apply()
+    hidden = world.database.transactions.pop()
+    world.stores[NODE].evict(record_key(NAMESPACE, LINEAGE))
+    if kind is Get:
+        third.join()
+    joining.finish()
+    world.database.transactions.append(hidden)
+    at = other.member.applied
+    other.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
+    assert not world.record().is_open
+    other.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
     assert world.record().is_open

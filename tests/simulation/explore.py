@@ -795,7 +795,7 @@ class Explorer:
             demand = Demand(self.world.accepts)
             for _ in range(self.world.reads):
                 own = (yield LastChange()) if self.world.asks else 0
-                asked = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, _single(own))} if own else NO_TOKENS
+                asked = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, single(own))} if own else NO_TOKENS
                 try:
                     (read,) = yield from self._find_short(context, lookup)
                     if read is None:
@@ -1292,7 +1292,7 @@ class Explorer:
             if isinstance(step, Poll):
                 delivered |= {self._number(each.position) for each in answer}
             elif isinstance(step, OpenStream):
-                return delivered | {n for n in range(1, 50) if step.start.contains(_single(n))}
+                return delivered | {n for n in range(1, 50) if step.start.contains(single(n))}
             history = parent
         return delivered
 
@@ -1352,7 +1352,7 @@ class Explorer:
         needs no delete."""
         if data == STUB:
             return state
-        version = None if data is None else _decode_entry(data)[1]
+        version = None if data is None else decode_entry(data)[1]
         stripe = self.stripes[item]
         settled = {
             (item, number)
@@ -1365,10 +1365,10 @@ class Explorer:
         new = set()
         self.node_of[record.life] = record.node
         for number, entry in enumerate(state.log, 1):
-            if not record.progress.contains(_single(number)) or (record.life, number) in state.acknowledged:
+            if not record.progress.contains(single(number)) or (record.life, number) in state.acknowledged:
                 continue
             new.add((record.life, number))
-            if not entry.change or record.floor.contains(_single(number)):
+            if not entry.change or record.floor.contains(single(number)):
                 continue
             if not all((item, number) in state.removed for item in self._exposed(state, record, number)):
                 return state, f"I4: progress names commit {number}, which was not carried out"
@@ -1389,7 +1389,7 @@ class Explorer:
 
     def _find_poison(self, state: State, key: bytes, data: bytes) -> str:
         """An entry that lacks what is acknowledged, and would be a hit by some ring."""
-        life, version = _decode_entry(data)
+        life, version = decode_entry(data)
         record = self._record_of(state, next(node for node in self.nodes if key in self._items_of(node)))
         position = Filled.decode(data).stamps[0].position
         rings = [
@@ -1414,7 +1414,7 @@ class Explorer:
         seen = actor.seen if read.outcome is ReadOutcome.HIT else actor.elsewhere
         assert seen is not None
         data, acknowledged, at = seen
-        life, version = _decode_entry(data)
+        life, version = decode_entry(data)
         changing = self._changing_of(place)
         if self.world.in_parts and read.payload is not None and read.payload != _twin(version):
             return f"I1: version {version} was hit with parts of another one, {read.payload!r}"
@@ -1425,7 +1425,7 @@ class Explorer:
                 continue
             if (life, number) in acknowledged:
                 return f"I1: version {version} was hit after commit {number} was acknowledged"
-            if read.outcome is ReadOutcome.HIT and record is not None and record.progress.contains(_single(number)):
+            if read.outcome is ReadOutcome.HIT and record is not None and record.progress.contains(single(number)):
                 return f"lemma: version {version} was hit by a record whose progress names commit {number}"
             if at - state.log[number - 1].at > bound:
                 return f"I7: version {version} was hit {at - state.log[number - 1].at} s after commit {number}"
@@ -1439,7 +1439,7 @@ class Explorer:
             version = ast.literal_eval((read.payload or b"").decode())
         elif read.is_hit:
             assert seen is not None
-            version = _decode_entry(seen[0])[1]
+            version = decode_entry(seen[0])[1]
         elif version is None:
             version = _last_of(read.tokens[LINEAGE].position)
         if seen is not None and (read.shows_required or read.outcome is ReadOutcome.MOVED):
@@ -1462,7 +1462,7 @@ class Explorer:
                 if (
                     named == record.life
                     and state.log[number - 1].change
-                    and not any(position.contains(_single(number)) for position in positions)
+                    and not any(position.contains(single(number)) for position in positions)
                     and not items.isdisjoint(self._exposed(state, record, number))
                 ):
                     return f"I2: commit {number} is acknowledged, and a stripe that is there lacks it"
@@ -1543,7 +1543,7 @@ def _decode_record(data: bytes) -> NodeRecord:
 
 
 @cache
-def _decode_entry(data: bytes) -> tuple[bytes, int]:
+def decode_entry(data: bytes) -> tuple[bytes, int]:
     """(life, version) of an entry. That of "no such row" is as young as its position."""
     entry = Filled.decode(data)
     if entry.is_parted:
@@ -1556,11 +1556,11 @@ def _decode_entry(data: bytes) -> tuple[bytes, int]:
 @cache
 def _decode_chunk(data: bytes) -> frozenset[int]:
     position = Stripe.decode(STRIPE_HEAD + data).position
-    return frozenset(number for number in range(1, 50) if position.contains(_single(number)))
+    return frozenset(number for number in range(1, 50) if position.contains(single(number)))
 
 
 def _last_of(position: Position) -> int:
-    return max((number for number in range(1, 50) if position.contains(_single(number))), default=0)
+    return max((number for number in range(1, 50) if position.contains(single(number))), default=0)
 
 
 def _find_moves(world: SmallWorld) -> list[tuple[Move, ...]]:
@@ -1587,7 +1587,7 @@ def _operation_of(move: Move) -> Operation:
     return "delete" if move[1] is None else "update"
 
 
-def _single(number: int) -> MysqlGtidSet:
+def single(number: int) -> MysqlGtidSet:
     return _SINGLES[number]
 
 
