@@ -15,9 +15,8 @@ The contract of the callers:
 * "no such row", and composites, are stored only if ``is_exact``: nothing stored determines which slot an
   invalidation will name when the row appears.
 
-Item keys that start with ``<namespace>:!`` belong to node records; no object name can start with "!".
-Never put a secret in a key. A TIMESTAMP column is a DATETIME here, in one time zone for all sessions.
-Called by ``appclient`` (from arguments) and by the invalidator (from row images).
+Item keys that start with ``<namespace>:!`` belong to node records; no object name can start with "!". Never put a
+secret in a key. A TIMESTAMP column is a DATETIME here, in one time zone for all sessions.
 """
 
 from __future__ import annotations

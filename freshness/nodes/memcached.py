@@ -1,8 +1,8 @@
 """A memcached server as a cache node: a socket of its own, on which the meta protocol is pipelined.
 
-pymemcache's client asks a new connection for version and settings, before the first flow (``freshness.nodes`` says
-why not later). This module must never turn a failure into a reply: every error on a connection closes it and raises.
-Called by the drivers, one `MemcachedNode` per thread and server.
+One `MemcachedNode` per thread and server. pymemcache's client asks a new connection for version and settings, before
+the first flow (``freshness.nodes`` says why not later). This module must never turn a failure into a reply: every
+error on a connection closes it and raises.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ its position, except that a quiet request answers nothing when it did the usual 
 So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: answers before its ``MN``
 belong to the run, later ones do not. Hence an error line is known to be a `Cas`'s own (`Refused`), or it belongs to a
 quiet run, to an unknown request: then the flow fails, or, if the run is a `Strikes`, all its appends count as
-refused. Called by ``freshness.nodes.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
+refused. It must never guess: what does not fit raises `ProtocolError`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A Redis server as a cache node, for those who run Redis and not memcached.
 
 This module connects, loads the scripts of ``freshness.nodes.scripts``, and explains failures. It must never turn a
-failure into a reply (F11); redis-py's own retries are off. Called by the drivers, one `RedisNode` per thread and
-server.
+failure into a reply (F11); redis-py's own retries are off. One `RedisNode` per thread and server.
 
 A server that becomes a replica gets other data, and its connections live on. So the last answer of each flow that
 reads says of which data they all are; if these are not the data that the connection was opened on, it fails (F129).

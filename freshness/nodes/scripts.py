@@ -11,7 +11,7 @@ one is as good as gone, and with it all that it vouches for. None is added to ot
 connection was opened: it would vouch for what its writer has not seen. A server also draws another master_replid for
 its first replica, and when it gives up its backlog; its items are then lost for nothing, and nothing worse.
 
-Called by ``freshness.nodes.redis`` alone. It must never guess: what does not fit raises `UnfitAnswer`.
+It must never guess: what does not fit raises `UnfitAnswer`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A token names the lineage (replication topology), shard, epoch, a timestamp, and the position. Containment of the
 position decides; the timestamp is for seeking and for showing lag, never proof of freshness (F3, F4). Tokens of
 another lineage, epoch or flavor are UNKNOWN to one another, and UNKNOWN never fills and always invalidates.
-
-Called by the stream (every event carries one), reads (``include_event_token``), sessions, and the archive.
 """
 
 from __future__ import annotations

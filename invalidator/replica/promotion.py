@@ -3,7 +3,7 @@
 Used only if the operator allows it (``adopt_promotions``). Exactly one of the listed servers may be writable. If
 several are, nothing is followed and nothing is cached. If one other than the current primary is, it must follow
 nobody, have executed everything that was streamed or acknowledged, and have had no transaction of its own while it
-was a replica (F53). Called by ``invalidator.process.worker``, in whose threads it runs.
+was a replica (F53). Runs in the threads of the worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The report of a database server on its positions and its role, and whether it can serve a start position.
 
-Connections and the translation of errors are in ``freshness.database.connection``. Called by
-``invalidator.binlog.source``, ``invalidator.replica.source``, ``invalidator.rules.primary`` and the composition root.
+Connections and the translation of errors are in ``freshness.database.connection``.
 """
 
 from __future__ import annotations

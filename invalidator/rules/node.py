@@ -1,7 +1,6 @@
 """Whether a cache node suits the configuration, by what it says of itself. Pure: facts in, findings out.
 
-Called by ``invalidator.process.checkup``. Answers that no server at hand gives, such as those of managed services,
-are tested as they are documented.
+Answers that no server at hand gives, such as those of managed services, are tested as they are documented.
 """
 
 from __future__ import annotations

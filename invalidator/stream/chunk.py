@@ -2,8 +2,7 @@
 
 The position before the SELECT is one that it shows (`reading_above`), the one after it holds all that it may have
 shown. Values come in the log's form, so that a row reads the same whether it was changed or read again; a value whose
-form in the log is uncertain is `UNREADABLE`. Called by ``invalidator.stream.refresh``, in a thread of its own. Takes
-no lock and writes nothing.
+form in the log is uncertain is `UNREADABLE`. Runs in a thread of its own, takes no lock and writes nothing.
 """
 
 from __future__ import annotations

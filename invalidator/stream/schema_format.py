@@ -2,7 +2,7 @@
 
 The JSON Schema fits ``key``, ``before`` and ``after`` of every line that names the schema's id: an image may leave
 columns out (``binlog_row_image``, or those that a consumer did not ask for), so none is required. The Avro record
-holds whole rows. Called by ``invalidator.http.consumers`` and by ``invalidator schema``. No I/O.
+holds whole rows. No I/O.
 """
 
 from __future__ import annotations

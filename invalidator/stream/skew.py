@@ -7,8 +7,7 @@ that left counts no more. Waiting is bounded twice: a shard that says nothing fo
 and nobody is held for longer than ``hold_seconds``; what goes on then is marked as unaligned.
 
 Times are the log's (start of a statement on MariaDB; F3): good for aligning streams to seconds, never for order or
-freshness. Pure: clocks are given, and nothing here waits. Called by ``invalidator.stream.update_stream``; the
-invalidator itself applies shards independently and never asks.
+freshness. Pure: clocks are given, and nothing here waits.
 """
 
 from __future__ import annotations

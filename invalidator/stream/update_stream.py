@@ -6,8 +6,8 @@ is none, and ``minimize_skew`` (``invalidator.stream.skew``) only keeps them wit
 skipped: a change that cannot be delivered ends the stream with an error, and a row that may lie in the key range is
 delivered.
 
-Called by the HTTP service, the archive and the command line. The invalidator itself does not use it: it applies each
-shard on its own. Never chooses servers and knows no database: sources, heads and seeking are given (`Access`).
+The invalidator itself does not use it: it applies each shard on its own. Never chooses servers and knows no database:
+sources, heads and seeking are given (`Access`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 vtgate names no log files, and its times are those of statements. Heartbeats are exact: a process writes one after the
 one before was committed. So everything up to a heartbeat was committed before the same process wrote its next one,
 and that one bears its time. `find_position` reads the shard's log through vtgate for heartbeats alone. It errs to the
-early side, as ``invalidator.binlog.seek`` does. Called by the merged stream.
+early side, as ``invalidator.binlog.seek`` does.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The shape is BEGIN, FIELD and ROW events, VGTID, COMMIT; or VGTID, then DDL or OTHER. A part that is out of place
 stops the stream; rows that cannot be read raise their table. Nothing is delivered before its COMMIT, so that a
-transaction which vtgate breaks off and begins again is delivered once. Holds no connection. Called by
-``invalidator.vstream.source``.
+transaction which vtgate breaks off and begins again is delivered once. Holds no connection.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 reads in a binlog.
 
 A decoder is chosen once for each column. A value that cannot be decoded exactly (a zero date, a label in an unknown
-character set, an unknown type) becomes `UNREADABLE`, never NULL and never a guess. Called by
-``invalidator.vstream.row``.
+character set, an unknown type) becomes `UNREADABLE`, never NULL and never a guess.
 """
 
 from __future__ import annotations

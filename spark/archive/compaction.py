@@ -4,7 +4,7 @@ Each folder of a past hour is one task: its files become one (or a few, at `FILE
 file holds consecutive transactions, sorted by key, so that the rows of a key lie together and compress well. The
 merged file appears complete or not at all; from then on readers skip the files within it
 (``freshness.history.archive_file``), and a later run deletes them, when nobody reads them any more. The hour that is
-being written is left alone. Called by ``spark.archive``'s main.
+being written is left alone.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ Everything that is not of one item is small, and known before anything is judged
                     v
                 violations
 
-The steps read and judge batches of columns. An engine runs them: one process, or Spark. Called by ``spark.audit``'s
-main.
+The steps read and judge batches of columns. An engine runs them: one process, or Spark.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ row that did not change is in the dump as it was at B. So the dump with the stre
 position from H on, and it is not published before that. A published copy only moves forward.
 
 Positions alone decide what was applied: each run follows the stream from the copy's own position, and a change that
-the position contains is passed over. `spark.copy.target` keeps the copy, `spark.copy.table` reads the rows. Called by
-``spark.copy``'s main.
+the position contains is passed over. `spark.copy.target` keeps the copy, `spark.copy.table` reads the rows.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 stream.
 
 Both ways give the same cells for the same row, so that a copy can be made of the one and kept up to date by the
-other. A column that the two ways decode differently is refused before
-anything is read. Knows nothing of Spark but its types. Called by
-``spark.copy``, on the driver and on executors.
+other. A column that the two ways decode differently is refused before anything is read. Knows nothing of Spark but
+its types. Runs on the driver and on executors.
 """
 
 from __future__ import annotations

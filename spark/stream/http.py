@@ -1,9 +1,8 @@
 """The update stream as the invalidator serves it over HTTP, for one shard and between two positions (docs/http.md).
 
 A bounded piece of an endless stream: it begins after what ``start`` holds and ends when everything in ``end`` has
-been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always
-give the same rows, whenever they are asked for. Knows nothing of Spark. Called by ``spark.stream.source``, on
-executors.
+been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always give
+the same rows, whenever they are asked for. Knows nothing of Spark. Runs on executors.
 """
 
 from __future__ import annotations

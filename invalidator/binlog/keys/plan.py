@@ -16,7 +16,6 @@ The source text is made of numbers in the table map and of names of this module,
 
 Safety. The function does not look at ``e`` while it steps. A truncated or damaged event either raises on the way or
 does not end with its last row; the function then raises, none of the event's keys is used, and the table is raised.
-Called by ``invalidator.binlog.keys.reader`` and ``invalidator.binlog.fasttrack``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Temporal values are Python's own, and a date that Python does not have is `UNREADABLE`; keys need the text that the
 server shows instead (``invalidator.binlog.wire.fieldvalue``). Text is read by Python's codecs. A field that cannot be
-decoded raises: its table is raised, and no value is guessed. Called by ``invalidator.binlog.rows.plan``.
+decoded raises: its table is raised, and no value is guessed.
 """
 
 from __future__ import annotations

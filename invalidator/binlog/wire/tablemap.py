@@ -2,8 +2,7 @@
 
 Needs the full metadata (binlog_row_metadata=FULL). Reads bytes alone and knows no table. An event that is too short,
 or does not add up, raises `FormatError`: the table is then raised, never guessed at. Metadata of unknown kinds are
-skipped by their length. Called by ``invalidator.binlog.keys.reader`` and
-``invalidator.binlog.rows.decoder``.
+skipped by their length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The order of the archive (`spark.audit.model.timeline.Lineage`), and the damages in it.
 
 Steps over the recorded changes find what follows one another (`spark.audit.input.heads`); here it is put in order.
-Called by the audit, first of all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Puts names and records to what the replay found, and finds what is missing in the evidence itself.
 
 The replay speaks in hashes and references; here they become items, nodes, clients and the very records of the
-history. The joins are done for findings alone, so a clean audit pays nothing. Called by the audit, after the replay.
+history. The joins are done for findings alone, so a clean audit pays nothing.
 """
 
 from __future__ import annotations

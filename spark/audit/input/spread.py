@@ -7,7 +7,7 @@ gets some of the hits, and all other rows. A row that is in several pieces is ju
 (`CONTEXT`) in the others. `spark.audit.shuffle.segment` finds the rows of other segments that a piece needs.
 
 Hot items are found in a sample: the first rows of each part. A hot item that the sample lacks is in one piece, which
-costs memory and nothing else. Called by the survey, and by the steps that make rows.
+costs memory and nothing else.
 """
 
 from __future__ import annotations

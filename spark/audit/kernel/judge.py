@@ -14,8 +14,7 @@ that its verdict rests on (its **witnesses**), and is counted there and not here
 
 Witnesses of a stamp are the last change that it holds, the first that it lacks, and the earliest acknowledgement of
 what it lacks, with its change. A value that is not its row has all changes of its item as witnesses, and a hit the
-fill that stored its value. An item is replayed whole where arrays would need more than that. Called by
-`spark.audit.job`.
+fill that stored its value. An item is replayed whole where arrays would need more than that.
 """
 
 from __future__ import annotations

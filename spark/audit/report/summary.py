@@ -1,7 +1,4 @@
-"""The result of an audit as a value: how fresh what was served was, what was wrong, what is not known.
-
-Called by the audit; written by `spark.audit.report.page`.
-"""
+"""The result of an audit as a value: how fresh what was served was, what was wrong, what is not known."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ the row at its position. Each segment answers with its rows. ::
 
 An item that needs more is judged whole, in one piece, as one that is not hot: positions of several lineages, events
 out of order that matter to the item, invalidations on one node by single transactions and by prefixes, and values
-whose answer is longer than a piece. Called by the audit, before the pieces are judged.
+whose answer is longer than a piece.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Rows that later actions can be judged by (changes, invalidations and fills of the last days, the newest of each kind
 that is older, which nodes an item was served from), rows that are not judged yet, and everything small beside them.
-Saved as a generation of a folder, which appears as a whole; one of another version is refused. Called by the audit's
-main.
+Saved as a generation of a folder, which appears as a whole; one of another version is refused.
 """
 
 from __future__ import annotations
