@@ -67,8 +67,6 @@ class CachedQuerySet(QuerySet):
         answer = self.using(found).in_bulk(asked)
         return answer
 
-    # -- inside ---------------------------------------------------------------------------------------------
-
     def _find_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The primary key that is asked for; nothing where anything else is."""
         asked = list(kwargs.items())
@@ -252,9 +250,6 @@ class CachedManager(_Manager):
     async def ain_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         found: dict[Any, Any] = await self.all().ain_bulk(id_list, field_name=field_name)
         return found
-
-
-# -- models of other packages -----------------------------------------------------------------------------------
 
 
 def have_read_cache(model: type[Model]) -> None:

@@ -54,9 +54,6 @@ def may_write(sql: str, *, in_transaction: bool) -> bool:
     )
 
 
-# -- the session --------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Session:
     """The commits that reads have, of one request, or of a thread or task outside of any. They are forgotten after
@@ -110,9 +107,6 @@ def serving(session: Session) -> Iterator[None]:
         yield
     finally:
         _session.reset(previous)
-
-
-# -- what was written on a connection -----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -232,9 +226,6 @@ def is_special(connection: Any) -> bool:
             writes.isolation = raw, _ask(raw, f"SELECT @@session.{variable}")
         level = writes.isolation[1]
     return str(level).upper() == "SERIALIZABLE"
-
-
-# -- the tokens ---------------------------------------------------------------------------------------------
 
 
 def take_tokens(session: Session, cache: Cache, places: DjangoDatabases, seconds: float) -> None:

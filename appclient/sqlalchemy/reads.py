@@ -170,8 +170,6 @@ class CachedReads:
         event.listen(target, "after_rollback", self._end)
         event.listen(target, "after_transaction_end", self._close)
 
-    # -- what an application asks ----------------------------------------------------------------------------
-
     def select(self, object_name: str) -> Callable[[Callable[..., Select[Any]]], CachedSelect]:
         """Decorator: the function makes the SELECT, with loader options for its relationships, from which a composite
         object is built by its key. It reads only what a loader may read, see `Cache.loader`. Raises `ConfigError` for
@@ -201,8 +199,6 @@ class CachedReads:
         """Later reads of the session have these commits, if any. Raises `FormatError` for a text that is none."""
         token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
         SessionState.of(sync_session(session)).add(token)
-
-    # -- events ----------------------------------------------------------------------------------------------
 
     def _begin(self, session: Session, _: SessionTransaction, connection: Connection) -> None:
         self._writes.begin(SessionState.of(session), connection)
@@ -255,8 +251,6 @@ class CachedReads:
             return self._find_result(*found, orm)
         except StandAside:
             return None
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _find_answer(
         self, session: Session, object_name: str, key: tuple[Any, ...], statement: Select[Any]

@@ -184,9 +184,6 @@ def _end_all(calls: Sequence[Callable[..., Any]], begun: Sequence[Any], *argumen
         call(its, *arguments)
 
 
-# -- what is put in between ----------------------------------------------------------------------------
-
-
 def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer:
     """``answer``, with its reads reported to the observer. It decodes the values of hits, so that it reports their
     true outcome."""

@@ -254,8 +254,6 @@ class _OpenTelemetryObserver(Observer):
         }
         self._metrics.heartbeat_age.set(age_seconds, attributes)
 
-    # -- inside --------------------------------------------------------------------------------------------
-
     def _of(self, lookups: Sequence[Lookup]) -> Attributes:
         return {"freshness.namespace": self._namespace, "freshness.object": lookups[0].policy.name}
 

@@ -107,8 +107,6 @@ class FakeSystem:
         )
         self.start_invalidator()
 
-    # -- the application's side ------------------------------------------------------------------------------
-
     def connect(self) -> Any:
         """A connection to the primary, as pymysql gives one: for an application's own code and its libraries."""
         return self.primary.connect()
@@ -137,8 +135,6 @@ class FakeSystem:
             rows: list[dict[str, Any]] = cursor.fetchall()
             connection.commit()
         return rows
-
-    # -- what can happen ---------------------------------------------------------------------------------------
 
     def stop_replication(self) -> None:
         """Stop the replicas: they lag."""
@@ -204,8 +200,6 @@ class FakeSystem:
             if happens in self._between:
                 self._between.remove(happens)
 
-    # -- what is asked -----------------------------------------------------------------------------------------
-
     def find_stale(self) -> list[str]:
         """Hits that are not what the primary has, of all keys that were read, after everything has come to rest. An
         application gets such a hit if its loader reads data that is not in the object's members."""
@@ -225,8 +219,6 @@ class FakeSystem:
         for cache in (self.cache, *(opened.blocking for opened in self._opened)):
             cache.close()
         self._folder.cleanup()
-
-    # -- inside ------------------------------------------------------------------------------------------------
 
     def _make_cache(self, network: _Clock | FakeLoop) -> Cache:
         made = _FakeCache(

@@ -73,8 +73,6 @@ class Recorder:
         self._session: _Session | None = None
         atexit.register(self.close)
 
-    # -- Witness -------------------------------------------------------------------------------------------
-
     def wants(self, item: bytes) -> bool:
         return hash_item(item) % SAMPLE_SPACE < self._sample
 

@@ -73,8 +73,6 @@ class MemoryStore:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
-    # -- what can happen to a node ---------------------------------------------------------------------
-
     def restart(self) -> None:
         """All items and counters are gone; versions start again and repeat (F8)."""
         with self._lock:
@@ -111,8 +109,6 @@ class MemoryStore:
         """Go back to what `state` returned."""
         items, self._last_version, self.down = state
         self._entries = dict(items)
-
-    # -- requests --------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Reply:
         """Carry out one request. `Refused` also for an `Add`, which a connection turns into a failure."""
@@ -179,8 +175,6 @@ class MemoryStore:
         self._entries.pop(request.key)
         self._entries[request.key] = _Entry(value, self._draw_version(request.key), entry.expires_at, False)
         return Stored()
-
-    # -- storage ---------------------------------------------------------------------------------------
 
     def _now(self) -> int:
         return int(self.clock())

@@ -85,9 +85,6 @@ class Plan:
     versions_from: int
 
 
-# -- requests to bytes ---------------------------------------------------------------------------------
-
-
 def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[bytes], Plan]:
     """The commands of a flow and the plan for its answer. Raises `FormatError` for a key or TTL nobody could
     take.
@@ -234,9 +231,6 @@ def _encode_spoken(request: Get | Cas | Delete | Append, versions_from: int) -> 
         return ReplyKind.DELETED, b"md %b C%d\r\n" % (key, version)
     value = request.value
     return ReplyKind.CAS, b"ms %b %d T%d C%d c\r\n%b\r\n" % (key, len(value), lifetime, version, value)
-
-
-# -- bytes to replies ----------------------------------------------------------------------------------
 
 
 _are_keys: Final = re.compile(

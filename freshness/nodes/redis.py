@@ -126,8 +126,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         self._replication = b""
         """The ``master_replid`` of the server when the connection was opened."""
 
-    # -- questions outside of a flow -------------------------------------------------------------------
-
     def describe(self) -> dict[str, dict[str, str]]:
         """See `DescribedNode`: ``INFO``, ``CONFIG`` (GET *) and ``TIME`` (seconds)."""
         with self._asking() as connection:
@@ -152,8 +150,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             yield from keys
             if cursor == b"0":
                 return
-
-    # -- the flow --------------------------------------------------------------------------------------
 
     def _encode(self, requests: Sequence[Request]) -> tuple[list[Command], _Pending]:
         commands: list[Command] = []
@@ -250,8 +246,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
                 hint="use servers of their own: the cache places keys itself",
             ) from error
         raise kind(f"redis {self.name} refused {what}: {text}", hint=hint) from error
-
-    # -- the connection --------------------------------------------------------------------------------
 
     def _open(self) -> AbstractConnection:
         connection = self._make_connection()

@@ -169,9 +169,6 @@ class TooLarge(Exception):
     """An `Add` whose item is longer than the node takes; its argument: the bytes of the value."""
 
 
-# -- requests to commands ------------------------------------------------------------------------------
-
-
 def encode(request: Request, find_data: Callable[[], bytes]) -> tuple[Sequence[Command], DecodeAnswers]:
     """The commands for a request, and the function that decodes their answers. ``find_data``: returns the
     ``master_replid`` of the connection. Raises `FormatError` for a key or TTL that no node takes, and `TooLarge` for
@@ -241,9 +238,6 @@ def find_replication(answer: Any) -> bytes:
     if found is None:
         raise UnfitAnswer(f"INFO does not say master_replid: {answer!r:.200}")
     return found[1]
-
-
-# -- answers to replies --------------------------------------------------------------------------------
 
 
 def _accept(answers: Answers) -> Any:

@@ -216,9 +216,6 @@ def _same_flavor(other: Position) -> MysqlGtidSet:
     return other
 
 
-# -- borders ------------------------------------------------------------------------------------------
-
-
 def _covers(borders: Borders, wanted: Borders) -> bool:
     """True iff every interval of ``wanted`` lies inside one interval of ``borders``."""
     for index in range(0, len(wanted), 2):
@@ -299,9 +296,6 @@ def _format_intervals(borders: Borders) -> list[str]:
     return [str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in _intervals(borders)]
 
 
-# -- text ---------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1024)
 def _source_of(sid: str, tag: str) -> str:
     """The dict key of a source: ``uuid`` or ``uuid:tag``, lower case, so that sorting keys sorts the text."""
@@ -362,9 +356,6 @@ def _parse_interval(part: str, item: str) -> tuple[int, int]:
             hint=f"numbers start at 1, end at {GTID_NUMBER_MAX}, and the first is not above the last",
         )
     return first, last + 1
-
-
-# -- bytes --------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)

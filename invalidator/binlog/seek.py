@@ -53,9 +53,6 @@ class Mark:
     time_us: int
 
 
-# -- the search in the log ------------------------------------------------------------------------------
-
-
 def find_position(
     address: ServerAddress, flavor: str, timestamp_us: int, *, margin_seconds: float | None = None
 ) -> Position:
@@ -253,9 +250,6 @@ def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int, now_us: i
             position, latest_us = reached, mark.time_us
         reached = reached.union(mark.position)
     return Scan(position, is_cut=False)
-
-
-# -- what passed by -------------------------------------------------------------------------------------
 
 
 class TimeIndex:

@@ -59,9 +59,6 @@ class ServePolicy:
     idle_seconds: float = 5.0
 
 
-# -- one consumer ------------------------------------------------------------------------------------------------
-
-
 Format: TypeAlias = Callable[[Line], bytes]
 
 
@@ -240,9 +237,6 @@ class StreamResponse(Response):
                 return
 
 
-# -- all consumers -----------------------------------------------------------------------------------------------
-
-
 class TooManyConsumers(FreshnessError):
     is_retryable = True
     exit_code = 3
@@ -297,9 +291,6 @@ class StreamHub:
         with self._lock:
             self._count -= 1
             self._by_number.pop(id(consumer), None)
-
-
-# -- routes ------------------------------------------------------------------------------------------------------
 
 
 class StreamParameters(BaseModel):

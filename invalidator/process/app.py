@@ -176,8 +176,6 @@ class Invalidator:
             if self._recorder is not None:
                 self._recorder.close()
 
-    # -- workers -------------------------------------------------------------------------------------------
-
     def _exchange(self, config: Config) -> None:
         try:
             _require_successor(self.config, config)

@@ -313,8 +313,6 @@ class ShardWorker:
         is_new, self._shut_out_by = problems != self._shut_out_by, problems
         return is_new and bool(problems)
 
-    # -- set-up --------------------------------------------------------------------------------------------
-
     def _check(self) -> Cascades:
         """Refuse a primary that would lose invalidations. Returns the tables that foreign keys change, by table
         (F23)."""

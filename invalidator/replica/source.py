@@ -151,8 +151,6 @@ class ReplicaSource:
         self._failure: FreshnessError | None = None
         self._better_since: float | None = None
 
-    # -- the role of a source ------------------------------------------------------------------------------
-
     def open(self, start: Position) -> None:
         """See `Source.open`: from the best server that has the start position and the log after it.
 
@@ -191,8 +189,6 @@ class ReplicaSource:
         lookout, self._lookout = self._lookout, None
         if lookout is not None:
             lookout.close()
-
-    # -- opening -------------------------------------------------------------------------------------------
 
     def _situation(self, *, is_streaming: bool) -> Situation:
         primary = self._primary.state
@@ -270,8 +266,6 @@ class ReplicaSource:
             hint="start one, or its replication; a replica that lags is waited for",
         )
 
-    # -- reading -------------------------------------------------------------------------------------------
-
     def _take(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
         """The next transactions of the source. While it is being left: those it has at once, and then the reason."""
         assert self._source is not None
@@ -338,8 +332,6 @@ class ReplicaSource:
             hint="it was not applied; rebuild the replica, which is not read from until it is gone",
         )
 
-    # -- watching ------------------------------------------------------------------------------------------
-
     def _watch(self) -> None:
         """Take in a finished round of looks and draw the conclusions; begin the next one when it is due."""
         if self._round is not None and self._round.done():
@@ -403,8 +395,6 @@ class ReplicaSource:
         for server in self._servers:
             if server is not self._primary:
                 server.note(looks[server.address], self._primary.state, now)
-
-    # -- ending --------------------------------------------------------------------------------------------
 
     def _left(self, reason: str) -> SourceUnavailable:
         assert self._current is not None

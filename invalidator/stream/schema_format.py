@@ -38,9 +38,6 @@ def format_schema(line: SchemaLine, form: SchemaFormat) -> Document:
     return make_json_schema(line) if form == "json-schema" else make_avro_schema(line)
 
 
-# -- JSON Schema ---------------------------------------------------------------------------------------------------
-
-
 def make_json_schema(line: SchemaLine) -> Document:
     return {
         "$schema": DIALECT,
@@ -130,8 +127,6 @@ def _declare(column: TableColumn) -> str:
     size = f"({','.join(map(str, numbers))})" if numbers else ""
     return f"{column.type}{size}{' unsigned' if column.unsigned else ''}"
 
-
-# -- Avro ----------------------------------------------------------------------------------------------------------
 
 _OTHER: Final = "freshness.Other"
 _NOT_OF_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]")

@@ -79,8 +79,6 @@ class UpdateStream:
         self._shards = self._select(keyspace.shards)
         self._add_feeds()
 
-    # -- for the consumer ------------------------------------------------------------------------------------
-
     def poll(self, timeout_seconds: float) -> StreamMessage | None:
         """The next message; None if none may be delivered within the time.
 
@@ -179,8 +177,6 @@ class UpdateStream:
         for feed in self._feeds.values():
             feed.join(max(0.0, deadline - time.monotonic()))
 
-    # -- topology --------------------------------------------------------------------------------------------
-
     def _select(self, shards: Sequence[Shard]) -> dict[str, Shard]:
         """The serving shards that overlap the key range, by lineage."""
         selected = {
@@ -254,8 +250,6 @@ class UpdateStream:
         elif self._vector.keys() - self._feeds.keys():
             # Only now: a consumer that resumes in between needs the old lineages for the new shards' starts.
             self._vector = {lineage: self._vector[lineage] for lineage in self._feeds}
-
-    # -- merging ---------------------------------------------------------------------------------------------
 
     def _take_next(self) -> tuple[Feed, BufferedTransaction, bool] | None:
         """The next item, of which feed, and whether it is aligned. Nothing before all shards know their begin:

@@ -215,8 +215,6 @@ class VStream:
             channel.close()
         raise ended(self._address)
 
-    # -- the request ------------------------------------------------------------------------------------
-
     def _call(self, gtids: Mapping[str, str], timeout_seconds: float | None = None) -> tuple[Any, Any]:
         address = self._address
         request = pb.VStreamRequest(

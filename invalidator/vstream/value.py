@@ -150,9 +150,6 @@ def _choose(field: pb.Field, has_labels: bool) -> Decoder:
     return lambda data: UNREADABLE
 
 
-# -- numbers, times, bytes ------------------------------------------------------------------------------
-
-
 def _read_float32(data: bytes) -> float:
     """To the precision that the column has, as the binary log gives it."""
     narrowed: float = struct.unpack("<f", struct.pack("<f", float(data)))[0]
@@ -210,9 +207,6 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
     DATETIME: _read_datetime,
     JSON: _read_json,
 }
-
-
-# -- text -----------------------------------------------------------------------------------------------
 
 
 def _text_decoder(collation: int) -> Decoder:

@@ -71,9 +71,6 @@ class Checked:
     end: str = ""
 
 
-# -- one folder -----------------------------------------------------------------------------------------------
-
-
 def merge_folder(archive: str, folder: str) -> Merged:
     """Merge the files of one folder, if there are several. Raises `FormatError`. Several attempts may run at once, on
     executors that do not know each other: each makes the same file."""
@@ -182,9 +179,6 @@ def _hash(key: str) -> int:
     return crc32(key.encode())
 
 
-# -- checks ---------------------------------------------------------------------------------------------------
-
-
 def check_file(archive: str, path: str) -> Checked:
     """Check that a file holds what its name and its footer say: every ordinal once, whole transactions, and the
     positions of all of them between its two."""
@@ -242,9 +236,6 @@ def check_borders(files: Iterable[tuple[ArchiveFile, Checked]]) -> list[Checked]
         if problem:
             problems.append(Checked(str(file.path), 0, 0, problem))
     return problems
-
-
-# -- the whole ------------------------------------------------------------------------------------------------
 
 
 def list_local(archive: str) -> list[Path]:

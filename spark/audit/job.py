@@ -129,9 +129,6 @@ def audit(
     return Audit(summary, violations, carry)
 
 
-# -- the step that judges --------------------------------------------------------------------------------
-
-
 def judge_piece(
     rules: Rules, known: Knowledge, context: Context, piece: int, table: pyarrow.Table
 ) -> Iterator[tuple[str, pyarrow.Table]]:
@@ -159,9 +156,6 @@ def judge_piece(
 
 
 _cells = attrgetter(*FINDING.names)
-
-
-# -- what the replay found -------------------------------------------------------------------------------
 
 
 def sum_tallies(replayed: Tables) -> Tally:

@@ -225,9 +225,6 @@ def _to_column(table: str, column: WalkedColumn) -> CopyColumn:
     return CopyColumn(name, found, column.octets if kind == "binary" else 0)
 
 
-# -- reading --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class KeySpan:
     """Rows with keys above ``after`` and up to ``until``; None for no limit."""

@@ -156,9 +156,6 @@ class UpdateStreamSource(DataSource):  # type: ignore[misc]
         return ChangeStreamReader(options)
 
 
-# -- partitions ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ArchivePartition(InputPartition):  # type: ignore[misc]
     """Consecutive transactions of one lineage. ``begin``, ``end``: everything before, and up to and with the last,
@@ -263,9 +260,6 @@ def _plan_live(options: StreamOptions, start: EventToken | None, end: EventToken
     return LivePartition(LivePiece(service, keyspace, str(both), since, start, end, ",".join(options.tables)))
 
 
-# -- the batch -------------------------------------------------------------------------------------------------
-
-
 class ChangeReader(DataSourceReader):  # type: ignore[misc]
     """Everything there is: an archive, or what is not in ``since``; of a service from ``since`` to now."""
 
@@ -312,9 +306,6 @@ class ChangeReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return _read(self._options, partition, to_condition(self._filters))
-
-
-# -- the stream ------------------------------------------------------------------------------------------------
 
 
 class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

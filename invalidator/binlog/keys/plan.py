@@ -129,8 +129,6 @@ class TablePlan:
         self.head_bytes[kind] = len(head)
         self.heads[kind, head] = code
 
-    # -- source text -----------------------------------------------------------------------------------------
-
     def source(self, before: _Image, after: _Image | None, json_bytes: int) -> tuple[str, dict[str, Any]]:
         """The function's text, and what it names."""
         names: dict[str, Any] = {**NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}

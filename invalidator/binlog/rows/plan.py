@@ -224,9 +224,6 @@ class _Image:
         return row, place
 
 
-# -- source text ------------------------------------------------------------------------------------------
-
-
 class _Source:
     """The text of one function, and what it names: ``u0`` … unpack, ``d0`` … decode, ``n0`` … are column names."""
 

@@ -82,9 +82,6 @@ def _give_up(_: object) -> object:
     return UNREADABLE
 
 
-# -- text -----------------------------------------------------------------------------------------------
-
-
 def _decode_utf_8(raw: bytes) -> str:
     return raw.decode()
 
@@ -126,9 +123,6 @@ def _choose_labels(labels: Sequence[object], bits: int) -> object:
         raise FormatError(f"bits {bits:x} of a SET with {len(labels)} labels")
     chosen = {label for place, label in enumerate(labels) if bits >> place & 1}
     return UNREADABLE if UNREADABLE in chosen else chosen
-
-
-# -- dates and times ------------------------------------------------------------------------------------
 
 
 def _decode_date(raw: bytes) -> object:

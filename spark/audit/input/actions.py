@@ -58,16 +58,11 @@ _LIST: Final = "\x1f"
 _PART: Final = "\x1e"
 
 
-# -- rows of a previous audit -----------------------------------------------------------------------------
-
-
 def read_kept(spread: Spread, parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step over rows that a previous audit kept."""
     for batch in read_parts(parts, REPLAY.names):
         yield from spread.divide(pyarrow.Table.from_batches([batch]).cast(REPLAY))
 
-
-# -- changes ---------------------------------------------------------------------------------------------
 
 _OF_CHANGE: Final = (
     *("lineage", "ordinal", "row", "op", "items", "row_items", "timestamp_us", "received_us"),
@@ -185,8 +180,6 @@ def _make_nothing(kind: pyarrow.DataType, count: int) -> pyarrow.Array:
     return pyarrow.array(numpy.full(count, NO_NUMBER if kind == pyarrow.int64() else 0), kind)
 
 
-# -- actions ---------------------------------------------------------------------------------------------
-
 _OF_ACTION: Final = (
     *("client", "sequence", "action", "outcome", "object", "tables", "item", "node"),
     *STAMP_COLUMNS,
@@ -254,8 +247,6 @@ def _name_combinations(batch: pyarrow.RecordBatch) -> tuple[NDArray[numpy.int64]
     named["who"] = list(map(hash_name, map(_PART.join, zip(*(named[name] for name in _WHO), strict=True))))
     return code, pyarrow.table([named[name] for name in _NAMES.names], schema=_NAMES)
 
-
-# -- stock -----------------------------------------------------------------------------------------------
 
 _WHO: Final = ("client", "object", "node", "tables", "lineages")
 """Hits are counted by these."""

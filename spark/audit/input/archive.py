@@ -298,9 +298,6 @@ def _find_reorderings(row: RunRow, runs: Sequence[Run], known: int, order: _Orde
                 order.damages.append(_damage(verdict.ARCHIVE_REORDERING, "F29", row, run))
 
 
-# -- times -----------------------------------------------------------------------------------------------
-
-
 def _bucket(lineages: Iterable[Lineage], previous: Archive | None) -> int:
     total = sum(lineage.last - lineage.first + 1 for lineage in lineages)
     bucket = previous.bucket if previous else 1

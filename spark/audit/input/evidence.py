@@ -68,9 +68,6 @@ class Names:
         return self.clients.get(who, 0)
 
 
-# -- what is missing -------------------------------------------------------------------------------------
-
-
 class Recorded(NamedTuple):
     """``lost_until_us``: by lineage, until when actions are missing; `NEVER` if their time is not known.
     ``sequences``: by client, the last number seen."""
@@ -157,8 +154,6 @@ def find_gtid_gaps(holes: Sequence[Hole], held: Mapping[int, tuple[int, int, int
     return damages
 
 
-# -- names and records -----------------------------------------------------------------------------------
-
 Key = tuple[int, int, int]
 """Source, sequence and row of a reference."""
 
@@ -237,8 +232,6 @@ def _tell_evidence(evidence: Evidence, names: Names, records: Mapping[Key, Histo
         told.append(it if record is None else {**it, "record": record.text})
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
-
-# -- records ---------------------------------------------------------------------------------------------
 
 _ACTION_KEYS: Final = ("client", "sequence")
 _ACTION_FIELDS: Final = (

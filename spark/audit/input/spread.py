@@ -116,9 +116,6 @@ def _slice(table: pyarrow.Table, number: Integers, pieces: int) -> Iterator[Told
         yield piece, sorted_rows.slice(starts[piece], starts[piece + 1] - starts[piece])
 
 
-# -- places ----------------------------------------------------------------------------------------------
-
-
 class Touched(NamedTuple):
     """The ordinals that rows stand at, one after the other: an invalidation at each that it names."""
 
@@ -183,9 +180,6 @@ def drop_context(table: pyarrow.Table) -> pyarrow.Table:
     """The rows that are judged in this piece."""
     is_context = (table.column("flags").to_numpy() & CONTEXT) > 0
     return table.filter(pyarrow.array(~is_context)) if is_context.any() else table
-
-
-# -- which items are hot ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

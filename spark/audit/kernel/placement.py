@@ -294,9 +294,6 @@ def _place_plain(
     prefix[unknown], extra[unknown], flags[unknown] = 0, NOTHING, NO_ARCHIVE
 
 
-# -- stamps ----------------------------------------------------------------------------------------------
-
-
 def encode_stamps(
     lineages: Mapping[str, Lineage], columns: Mapping[str, pyarrow.Array]
 ) -> tuple[pyarrow.BinaryArray, NDArray[numpy.int32]]:

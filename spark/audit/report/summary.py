@@ -193,9 +193,6 @@ def summarize(
     )
 
 
-# -- nines -----------------------------------------------------------------------------------------------
-
-
 def _nines(tally: Tally, names: Names) -> list[Nines]:
     groups: dict[tuple[str, str], list[int]] = {}
     unknown: Counter[tuple[str, str]] = Counter()
@@ -237,9 +234,6 @@ def _within(histogram: Sequence[int]) -> dict[str, Share]:
         str(seconds): Share.of_counts(sum(histogram[: STALENESS_EDGES_US.index(seconds * 1_000_000) + 1]), total)
         for seconds in WITHIN_SECONDS
     }
-
-
-# -- when and where --------------------------------------------------------------------------------------
 
 
 _NOBODY: Final = Who("", "", (), "", ())
@@ -297,9 +291,6 @@ def count_served(poison: Collection[tuple[Who, PoisonedHits]], hits: int) -> Ser
             for dimension, counts in places.items()
         },
     )
-
-
-# -- what is shown ---------------------------------------------------------------------------------------
 
 
 def _count(violations: Iterable[Mapping[str, Any]]) -> list[ViolationCount]:

@@ -167,9 +167,6 @@ def _is_odd(item: HotItem, border: pyarrow.Table) -> bool:
     return bool(single & wide)
 
 
-# -- borders and questions -------------------------------------------------------------------------------
-
-
 def find_borders(
     spread: Spread, rules: Rules, known: Knowledge, piece: int, table: pyarrow.Table
 ) -> Iterator[tuple[str, pyarrow.Table]]:
@@ -270,9 +267,6 @@ def _may_differ(actions: Actions, placed: Placed, rows: Piece) -> Booleans:
     row, _ = compare(actions, placed, rows.changes)
     differs: Booleans = (row == ROW_OTHER) | actions.any(~placed.found.holds)
     return differs
-
-
-# -- answers ---------------------------------------------------------------------------------------------
 
 
 def answer(

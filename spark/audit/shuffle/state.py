@@ -81,9 +81,6 @@ class Carry:
     items: Mapping[tuple[int, int], bytes]
 
 
-# -- rows ------------------------------------------------------------------------------------------------
-
-
 class KeptRows(NamedTuple):
     """Rows of a piece (`REPLAY`), with what is judged marked as such. ``newest``: the newest old row of each kind in
     each place, a lineage or a node; ``rows``: all others that are kept."""
@@ -191,9 +188,6 @@ def _name_items(carry: Carry) -> pyarrow.Table:
     before = [(h1, h2, item) for (h1, h2), item in carry.items.items() if (h1, h2) in wanted]
     told.append(pyarrow.Table.from_pylist([dict(zip(ITEM.names, row, strict=True)) for row in before], ITEM))
     return pyarrow.concat_tables(told).group_by(ITEM.names).aggregate([])
-
-
-# -- the folder ------------------------------------------------------------------------------------------
 
 
 def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
