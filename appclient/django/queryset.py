@@ -285,8 +285,10 @@ def _derive(kind: Any, where: str) -> type[CachedManager]:
                     f"{where} cannot read the cache: {of.__name__} has a method {name} of its own",
                     hint="leave the model out of FRESHNESS['MODELS']",
                 )
-    if not issubclass(queries, CachedQuerySet):
-        queries = _derive_queries(queries)
+    if queries is QuerySet:
+        queries = CachedQuerySet
+    elif not issubclass(queries, CachedQuerySet):
+        queries = type(queries.__name__, (CachedQuerySet, queries), _pose_as(queries))
 
     def equals(self: Any, other: Any) -> bool:
         """The one of the migrations is equal."""
@@ -301,14 +303,6 @@ def _derive(kind: Any, where: str) -> type[CachedManager]:
 
     known = {"__eq__": equals, "__hash__": kind.__hash__, "__copy__": duplicate, "_queryset_class": queries}
     made: type[CachedManager] = type(kind.__name__, (CachedManager, kind), {**_pose_as(kind), **known})
-    return made
-
-
-def _derive_queries(queries: type[QuerySet]) -> type[QuerySet]:
-    if queries is QuerySet:
-        return CachedQuerySet
-
-    made: type[QuerySet] = type(queries.__name__, (CachedQuerySet, queries), _pose_as(queries))
     return made
 
 

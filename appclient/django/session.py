@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -262,9 +262,6 @@ def _read_committed(written: Any, server: DatabaseRole) -> str:
 
 
 def _ask(raw: Any, sql: str) -> str:
-    cursor = raw.cursor()
-    try:
+    with closing(raw.cursor()) as cursor:
         cursor.execute(sql)
         return read_gtids(cursor.fetchone())
-    finally:
-        cursor.close()

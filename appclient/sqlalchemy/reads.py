@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -77,8 +77,6 @@ class _Plan:
     object_name: str
     by_key: ByKey
     key_columns: tuple[str, ...]
-    take: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    """Returns a row's columns in the statement's order. Raises KeyError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +303,9 @@ class CachedReads:
     def _read_session(self, site: _Site, used: Connection | None, engine: Engine) -> _EngineSession:
         borrowed = engine.raw_connection() if used is None else used.connection
         try:
-            cursor = borrowed.cursor()
-            try:
+            with closing(borrowed.cursor()) as cursor:
                 cursor.execute(_SESSION.format(isolation=ISOLATION[site.keyspace.flavor]))
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
-            finally:
-                cursor.close()
             own_zone = str(system if zone == "SYSTEM" else zone)
             shown = _EngineSession(own_zone, str(isolation), str(database), int(folds) > 0)
             borrowed.info[_ASKED] = shown
@@ -409,7 +404,7 @@ class CachedReads:
         else:
             rows = list(self.fetch(session, plan.object_name, keys, is_many=True).values())
         try:
-            return [plan.take(row) for row in rows if row is not None]
+            return [tuple(row[name] for name in plan.by_key.columns) for row in rows if row is not None]
         except KeyError as error:
             raise StandAside from error  # the cached row is from before the column
 
@@ -423,7 +418,7 @@ class CachedReads:
             except FreshnessError as error:
                 raise StandAside from error  # no server has told the schema yet
             if set(columns) == set(by_key.parameters):
-                return _Plan(name, by_key, columns, _taking(*by_key.columns))
+                return _Plan(name, by_key, columns)
         return None
 
     def _site(self, engine: Engine) -> _Site | None:
@@ -448,10 +443,6 @@ class CachedReads:
 
     def _settled(self, answer: Any) -> Any:
         return await_only(answer) if self._is_async else answer
-
-
-def _taking(first: str, *others: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    return itemgetter(first, *others) if others else lambda row: (row[first],)
 
 
 def _is_special(orm: ORMExecuteState) -> bool:

@@ -124,7 +124,7 @@ class Observer:
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         """A function to call with the seconds that each answer of the node took."""
-        return _ignore
+        return lambda _: None
 
     def fail_node(self, node: str, error: FreshnessError, seconds: float) -> None:
         """The node was asked and gave no answer."""
@@ -137,10 +137,6 @@ class Observer:
 
     def show_heartbeat(self, server: ServerAddress, lineage: str, age_seconds: float) -> None:
         """The age of the newest heartbeat that a server shows, by the clocks of its writer and of this process."""
-
-
-def _ignore(_: float) -> None:
-    pass
 
 
 class Telemetry(Protocol):

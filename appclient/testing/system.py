@@ -115,9 +115,10 @@ class FakeSystem:
         """An `AsyncCache` of this loop, in the place of `AsyncCache.open`, with the nodes and databases of `cache`.
         Other tasks run when a read of the database begins and ends, and when a reader waits. Needs the extra
         ``async``."""
-        from appclient.testing.loop import open_on_loop
+        from appclient.async_cache import AsyncCache
+        from appclient.testing.loop import FakeLoop
 
-        opened = open_on_loop(self._make_cache, self.sleep)
+        opened = AsyncCache(self._make_cache(FakeLoop(self.sleep)))
         self._opened.append(opened)
         return opened
 

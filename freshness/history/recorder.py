@@ -66,7 +66,7 @@ class Recorder:
         on_drop: Callable[[int], None] | None = None,
     ) -> None:
         self._folder = folder
-        self._on_drop = on_drop or _ignore
+        self._on_drop = on_drop or (lambda _: None)
         self._sample = round(sample * SAMPLE_SPACE)
         self._rotate_seconds = rotate_seconds
         self._process = 0
@@ -96,10 +96,6 @@ class Recorder:
             session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 class _Session:

@@ -179,10 +179,6 @@ class MemoryStore:
     def _now(self) -> int:
         return int(self.clock())
 
-    def _expiry(self, ttl_seconds: int) -> int:
-        lifetime = lifetime_seconds(ttl_seconds)
-        return self._now() + lifetime if lifetime else 0
-
     def _ttl_seconds(self, entry: _Entry) -> int:
         return entry.expires_at - self._now() if entry.expires_at else -1
 
@@ -201,7 +197,8 @@ class MemoryStore:
         return self._last_version
 
     def _put(self, key: bytes, value: bytes, ttl_seconds: int, *, is_stub: bool = False) -> _Entry:
-        expires_at = self._expiry(ttl_seconds)
+        lifetime = lifetime_seconds(ttl_seconds)
+        expires_at = self._now() + lifetime if lifetime else 0
         self._entries.pop(key, None)
         entry = _Entry(value, self._draw_version(key), expires_at, is_stub)
         self._entries[key] = entry

@@ -152,8 +152,7 @@ class UpdateStreamSource(DataSource):  # type: ignore[misc]
         return ChangeReader(StreamOptions.parse(self.options))
 
     def streamReader(self, schema: StructType) -> ChangeStreamReader:
-        options = StreamOptions.parse(self.options)
-        return ChangeStreamReader(options)
+        return ChangeStreamReader(StreamOptions.parse(self.options))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from freshness.errors import FormatError
@@ -292,8 +293,9 @@ class Code:
         self._after = None if bitmaps.after is None else _Image("y", find_present(bitmaps.after, len(plan.columns)))
         if not self._before.places:
             raise FormatError("a row event whose rows have no columns")
-        for column in _missing(plan, self._before.places):
-            raise FormatError(f"column {column} is not in the binary log")
+        for place in chain.from_iterable(plan._places):
+            if place not in self._before.places:
+                raise FormatError(f"column {plan.columns[place].name} is not in the binary log")
         self._read = self._compile()
         self._readers: dict[UniformRow, Read] = {}
         self._uniform_row: UniformRow | None = None
@@ -353,11 +355,6 @@ def _compile(source: str, names: dict[str, Any]) -> Read:
     exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
     read: Read = names["read"]
     return read
-
-
-def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
-    for places in plan._places:
-        yield from (plan.columns[place].name for place in places if place not in present)
 
 
 def _find_spelling(column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str) -> Spell | None:

@@ -75,11 +75,7 @@ def find_reader(column: MappedColumn, form: FieldFormat, flavor: str) -> ValueRe
         return ValueReader(f"{form.size}s", lambda raw: f"{int.from_bytes(raw, 'big') & mask:0{width}b}")
     if kind == types.NEWDECIMAL:
         return ValueReader(f"{form.size}s", decimal_decoder(column.width, column.scale))
-    return ValueReader(f"{form.size}s" if form.is_fixed else "", _DECODERS.get(kind, _give_up))
-
-
-def _give_up(_: object) -> object:
-    return UNREADABLE
+    return ValueReader(f"{form.size}s" if form.is_fixed else "", _DECODERS.get(kind, lambda _: UNREADABLE))
 
 
 def _decode_utf_8(raw: bytes) -> str:

@@ -1,8 +1,7 @@
 """Steps over recorded changes and actions: they become the rows of the replay, in their pieces, and a stock is taken.
 
 Both are read once. Besides the rows a step yields what is small: which client did what how often (`Stock`), how far
-nodes had come (`spark.audit.input.published`), and which positions hold numbers that the archive leaves out. Called
-by the audit.
+nodes had come (`spark.audit.input.published`), and which positions hold numbers that the archive leaves out.
 """
 
 from __future__ import annotations
