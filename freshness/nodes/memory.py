@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from freshness.algorithm.node import check_key, lifetime_seconds
@@ -44,27 +45,21 @@ class _Entry(NamedTuple):
     is_leased: bool  # a stub whose win was given
 
 
+@dataclass(eq=False)
 class MemoryStore:
     """The memory of one node, shared by any number of `MemoryNode` connections, from any thread. ``capacity_items``
     None: nothing is ever evicted. ``down``: no connection gets an answer."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        clock: Callable[[], float],
-        capacity_items: int | None = None,
-        item_size_max: int = 1_048_576,
-    ) -> None:
-        self.name = name
-        self.clock = clock
-        self.capacity_items = capacity_items
-        self.item_size_max = item_size_max
-        self.down = False
-        self.restarts = 0
-        self._last_version = 0
-        self._entries: dict[bytes, _Entry] = {}  # least recently used first
-        self._lock = threading.Lock()
+    name: str
+    _: KW_ONLY
+    clock: Callable[[], float]
+    capacity_items: int | None = None
+    item_size_max: int = 1_048_576
+    down: bool = False
+    restarts: int = 0
+    _last_version: int = 0
+    _entries: dict[bytes, _Entry] = field(default_factory=dict)  # least recently used first
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}

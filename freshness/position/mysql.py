@@ -183,7 +183,8 @@ class MysqlGtidSet(Position):
             parts = by_uuid.setdefault(uuid, [uuid])
             if tag:
                 parts.append(tag)
-            parts += _format_intervals(self._borders[source])
+            for start, end in _intervals(self._borders[source]):
+                parts.append(str(start) if end == start + 1 else f"{start}-{end - 1}")
         return ",".join(":".join(parts) for parts in by_uuid.values())
 
     def __repr__(self) -> str:
@@ -290,10 +291,6 @@ def _from_intervals(intervals: list[tuple[int, int]]) -> Borders:
         else:
             borders += (start, end)
     return tuple(borders)
-
-
-def _format_intervals(borders: Borders) -> list[str]:
-    return [str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in _intervals(borders)]
 
 
 @lru_cache(maxsize=1024)

@@ -215,7 +215,8 @@ class ReplicaSource:
         """Open the stream there; return the verdict if that failed."""
         if self._source is None or server is not self._current:
             # A source's memory of prepared XA transactions holds only as long as no other source is read
-            self._close_source()
+            if self._source is not None:
+                self._source.close()
             self._current, self._source = server, self._make_source(server.address)
         try:
             self._source.open(start)
@@ -426,11 +427,6 @@ class ReplicaSource:
         self._pending.clear()
         if self._source is not None:
             self._source.close()
-
-    def _close_source(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
 
 
 def _name_server(state: ServerState) -> str:

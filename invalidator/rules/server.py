@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import pymysql
 
@@ -21,8 +21,6 @@ from invalidator.rules.rule import Rule
 from invalidator.rules.service import AMAZON, ServiceName, find_service, read_retention, set_variable
 
 Answer = TypeVar("Answer")
-
-_NO_SUCH_TABLE: Final = 1146
 
 
 @dataclass(frozen=True, slots=True)
