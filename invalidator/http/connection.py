@@ -73,7 +73,7 @@ def bound_connections(connections_max: int) -> type[asyncio.Protocol]:
             present: list[Any] = [each for each in self.connections if not each.transport.is_closing()]
             if len(present) > connections_max:
                 idle = [each for each in present if each.cycle is None or each.cycle.response_complete]
-                # This one at least: none has begun yet
+                # Not empty: no request has begun on the new one
                 min(idle, key=lambda each: each.idle_since).transport.abort()
 
         def on_response_complete(self) -> None:
