@@ -64,7 +64,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "double": DoubleType(),
 }
 
-Image: TypeAlias = dict[str, Any] | None
+RowImage: TypeAlias = dict[str, Any] | None
 """A row, by column; None if it is not there."""
 
 
@@ -150,7 +150,9 @@ class CopyTable:
         before, now = _read_images(change)
         return self._tell(change["lineage"], (-change["ordinal"], -change["row"]), now, before)
 
-    def _tell(self, lineage: str, place: tuple[int, int], gone: Image, here: Image) -> Iterator[tuple[Any, ...]]:
+    def _tell(
+        self, lineage: str, place: tuple[int, int], gone: RowImage, here: RowImage
+    ) -> Iterator[tuple[Any, ...]]:
         """The row is not under the key of ``gone`` any more, and is there as ``here`` is."""
         try:
             previous = None if gone is None else self._key_of(lineage, gone)
@@ -174,7 +176,7 @@ class CopyTable:
         return json.dumps([lineage, *(_spell(cells[name]) for name in self.key)])
 
 
-def _read_images(change: Mapping[str, Any]) -> tuple[Image, Image]:
+def _read_images(change: Mapping[str, Any]) -> tuple[RowImage, RowImage]:
     """The row before the change, and after it, with what the log leaves out since it did not change."""
     before, after = (
         None if change[name] is None else from_json_row(json.loads(change[name])) for name in ("before", "after")

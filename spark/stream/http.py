@@ -53,7 +53,7 @@ class Service:
 
     @contextmanager
     def _asking(self, path: str, parameters: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """The answer. What is wrong with it becomes `SourceUnavailable`, also in the block."""
+        """The answer. Errors of the connection or the answer become `SourceUnavailable`, also in the block."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url {self.url!r}", hint="expected http://HOST:PORT of `invalidator run`")
