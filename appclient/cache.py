@@ -121,8 +121,6 @@ class Cache:
         config = load_config(Path(path), is_application=True)
         return cls(config, on_read=on_read, pools=pools, telemetry=telemetry)
 
-    # -- reading -------------------------------------------------------------------------------------------
-
     def get(
         self,
         object_name: str,
@@ -232,8 +230,6 @@ class Cache:
         self._pipeline.close()
         for database in self._databases.values():
             database.close()
-
-    # -- inside --------------------------------------------------------------------------------------------
 
     def _demand(self, max_staleness_seconds: float | None, at_least: AtLeast, *, is_together: bool = False) -> Demand:
         if max_staleness_seconds is None and at_least is None and not is_together and not is_enclosed():

@@ -28,6 +28,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 _OWN_PACKAGES: Final = frozenset(("freshness", "invalidator", "appclient", "spark"))
@@ -60,11 +61,7 @@ class FreshnessError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.hint))
-
-
-def _rebuild(kind: type[FreshnessError], message: str, hint: str) -> FreshnessError:
-    return kind(message, hint=hint)
+        return partial(type(self), self.message, hint=self.hint), ()
 
 
 class ConfigError(FreshnessError):

@@ -1,7 +1,6 @@
 """Collation numbers of the servers to character sets, and character sets to Python's codecs.
 
-Both kinds of source name a column's text by the number of its collation. Called by ``invalidator.binlog`` and
-``invalidator.vstream.value``. No I/O.
+Both kinds of source name a column's text by the number of its collation. No I/O.
 """
 
 from __future__ import annotations

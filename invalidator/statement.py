@@ -2,7 +2,7 @@
 
 It errs on one side only: a statement that it does not recognise, or that could reach a table through a view, a
 trigger or a routine, changes all tables. Raising a table too often costs hits; once too rarely poisons the cache
-(F21, F22, F26). A name is found anywhere in the text, whole. Called by ``invalidator.binlog.transaction``.
+(F21, F22, F26). A name is found anywhere in the text, whole.
 """
 
 from __future__ import annotations

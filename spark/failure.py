@@ -1,7 +1,7 @@
 """Errors inside Spark, in the words of the project's own errors.
 
 Spark hands an error of a Python worker on as text, with the worker's traceback; a user wants its last line, and a
-scheduler the exit code of the error that it was. Called by the mains.
+scheduler the exit code of the error that it was.
 """
 
 from __future__ import annotations

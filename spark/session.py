@@ -1,4 +1,4 @@
-"""Opens the Spark session of a job. Called by the thin mains and by the tests, once per process.
+"""Opens the Spark session of a job.
 
 A local session that a job opens itself listens on loopback alone and has no web page: a job of minutes needs neither
 network nor page. Under spark-submit all settings are those of spark-submit.

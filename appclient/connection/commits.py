@@ -7,6 +7,7 @@ snapshot that later statements of the application would see. Used by the databas
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any, Final
 
 import pymysql
@@ -59,12 +60,9 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
         committed = connection.take_committed()
         if committed.interval_count <= INTERVALS_MAX:
             return None if committed.is_empty else committed
-    cursor = connection.cursor()
-    try:
+    with closing(connection.cursor()) as cursor:
         cursor.execute(COMMITTED_SQL[flavor])
         row = cursor.fetchone()
-    finally:
-        cursor.close()
     position = parse_position(flavor, read_gtids(row))
     return None if position.is_empty else position
 

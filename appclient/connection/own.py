@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 from appclient.connection.commits import find_transaction
@@ -47,14 +48,11 @@ class OwnConnection(LoaderConnection):
 
     def _run(self, sql: str, params: Params) -> list[Row]:
         """Errors of the driver come out as they are."""
-        cursor = self._own.cursor()
-        try:
+        with closing(self._own.cursor()) as cursor:
             cursor.execute(sql, params)
             names = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchall()
             return [dict(row if isinstance(row, Mapping) else zip(names, row, strict=True)) for row in rows]
-        finally:
-            cursor.close()
 
 
 class OpenedDatabase:

@@ -57,11 +57,8 @@ def read_options(setting: object) -> Options:
             f"the setting FRESHNESS names no file, but {path!r}",
             hint='expected FRESHNESS = BASE_DIR / "freshness.toml", or {"CONFIG": BASE_DIR / "freshness.toml"}',
         )
-    name, seconds, on_read = (
-        given.get("COOKIE_NAME", "freshness"),
-        given.get("TOKEN_SECONDS", 60),
-        given.get("ON_READ"),
-    )
+    name, seconds = given.get("COOKIE_NAME", "freshness"), given.get("TOKEN_SECONDS", 60)
+    on_read = given.get("ON_READ")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"FRESHNESS['COOKIE_NAME'] is {name!r}", hint="expected the name of a cookie")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds < 1:

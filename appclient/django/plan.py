@@ -49,6 +49,7 @@ _KEYS: Final = frozenset(
     )
 )  # fmt: skip
 _DAY: Final = timedelta(days=1)
+_MIDNIGHT: Final = datetime.combine(date.min, time())
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +173,7 @@ class InstancePlan:
             if value is not None:
                 if not timedelta() <= value < _DAY:
                     return None
-                values[place] = _as_time(value)
+                values[place] = (_MIDNIGHT + value).time()
         for place, converters, expression in self._converters:
             value = values[place]
             for convert in converters:
@@ -182,9 +183,3 @@ class InstancePlan:
         if fetch_mode is not None:
             made._state.fetch_mode = fetch_mode
         return made
-
-
-def _as_time(value: timedelta) -> time:
-    """The time of a day that is so long after midnight."""
-    seconds = value.seconds
-    return time(seconds // 3600, seconds // 60 % 60, seconds % 60, value.microseconds)

@@ -67,8 +67,6 @@ class CachedQuerySet(QuerySet):
         answer = self.using(found).in_bulk(asked)
         return answer
 
-    # -- inside ---------------------------------------------------------------------------------------------
-
     def _find_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The primary key that is asked for; nothing where anything else is."""
         asked = list(kwargs.items())
@@ -254,9 +252,6 @@ class CachedManager(_Manager):
         return found
 
 
-# -- models of other packages -----------------------------------------------------------------------------------
-
-
 def have_read_cache(model: type[Model]) -> None:
     """Have the managers of a model read the cache, as if they were derived from `CachedManager`; and foreign keys to
     it, if its first manager has all rows. Its migrations stay as they are. Raises `ConfigError` for a manager or a
@@ -290,8 +285,10 @@ def _derive(kind: Any, where: str) -> type[CachedManager]:
                     f"{where} cannot read the cache: {of.__name__} has a method {name} of its own",
                     hint="leave the model out of FRESHNESS['MODELS']",
                 )
-    if not issubclass(queries, CachedQuerySet):
-        queries = _derive_queries(queries)
+    if queries is QuerySet:
+        queries = CachedQuerySet
+    elif not issubclass(queries, CachedQuerySet):
+        queries = type(queries.__name__, (CachedQuerySet, queries), _pose_as(queries))
 
     def equals(self: Any, other: Any) -> bool:
         """The one of the migrations is equal."""
@@ -306,14 +303,6 @@ def _derive(kind: Any, where: str) -> type[CachedManager]:
 
     known = {"__eq__": equals, "__hash__": kind.__hash__, "__copy__": duplicate, "_queryset_class": queries}
     made: type[CachedManager] = type(kind.__name__, (CachedManager, kind), {**_pose_as(kind), **known})
-    return made
-
-
-def _derive_queries(queries: type[QuerySet]) -> type[QuerySet]:
-    if queries is QuerySet:
-        return CachedQuerySet
-
-    made: type[QuerySet] = type(queries.__name__, (CachedQuerySet, queries), _pose_as(queries))
     return made
 
 

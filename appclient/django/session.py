@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -52,9 +52,6 @@ def may_write(sql: str, *, in_transaction: bool) -> bool:
         or calls_stored_function(sql)
         or is_several(sql)
     )
-
-
-# -- the session --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -110,9 +107,6 @@ def serving(session: Session) -> Iterator[None]:
         yield
     finally:
         _session.reset(previous)
-
-
-# -- what was written on a connection -----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -234,9 +228,6 @@ def is_special(connection: Any) -> bool:
     return str(level).upper() == "SERIALIZABLE"
 
 
-# -- the tokens ---------------------------------------------------------------------------------------------
-
-
 def take_tokens(session: Session, cache: Cache, places: DjangoDatabases, seconds: float) -> None:
     """Add the commits of the session's connections to it, which then reads its own writes. Raises Django's errors of
     the database, and those of `Database.commit_token_of`: then the commits stay pending."""
@@ -271,9 +262,6 @@ def _read_committed(written: Any, server: DatabaseRole) -> str:
 
 
 def _ask(raw: Any, sql: str) -> str:
-    cursor = raw.cursor()
-    try:
+    with closing(raw.cursor()) as cursor:
         cursor.execute(sql)
         return read_gtids(cursor.fetchone())
-    finally:
-        cursor.close()

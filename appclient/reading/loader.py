@@ -111,8 +111,6 @@ class ObjectLoader:
         tokens = {} if token is None else {lineage: token}
         return [replace(one, tokens=tokens, servers=servers) for one in found]
 
-    # -- single rows ---------------------------------------------------------------------------------------
-
     def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """The rows of lookups that all read the same shards. If a replica does not show some of many as they must be,
         these alone are read once more, together with those that the primary is to be read for."""
@@ -185,8 +183,6 @@ class ObjectLoader:
         except (FormatError, KeyError):
             return b""
 
-    # -- lists ---------------------------------------------------------------------------------------------
-
     def _load_list(self, lookup: Lookup, at_least: Mapping[str, EventToken]) -> Loaded:
         """One statement is one snapshot. Every row must have the very key, as its changes name it."""
         (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
@@ -201,8 +197,6 @@ class ObjectLoader:
         if any(self._identity(row) != lookup.identity for row in rows):
             return Loaded(rows, tokens, ReadOutcome.KEY, servers)
         return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None, servers)
-
-    # -- composites ----------------------------------------------------------------------------------------
 
     def _load_composite(self, lookup: Lookup, at_least: Mapping[str, EventToken]) -> Loaded:
         function = self._function

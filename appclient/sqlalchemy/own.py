@@ -197,9 +197,6 @@ class Writes:
                 yield connection
 
 
-# -- what the application hands over ------------------------------------------------------------------------
-
-
 def find_kinds(*, is_async: bool) -> tuple[type, type]:
     """The classes of sessionmakers and of engines."""
     if is_async:

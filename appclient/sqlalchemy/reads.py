@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -77,8 +77,6 @@ class _Plan:
     object_name: str
     by_key: ByKey
     key_columns: tuple[str, ...]
-    take: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    """Returns a row's columns in the statement's order. Raises KeyError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +168,6 @@ class CachedReads:
         event.listen(target, "after_rollback", self._end)
         event.listen(target, "after_transaction_end", self._close)
 
-    # -- what an application asks ----------------------------------------------------------------------------
-
     def select(self, object_name: str) -> Callable[[Callable[..., Select[Any]]], CachedSelect]:
         """Decorator: the function makes the SELECT, with loader options for its relationships, from which a composite
         object is built by its key. It reads only what a loader may read, see `Cache.loader`. Raises `ConfigError` for
@@ -201,8 +197,6 @@ class CachedReads:
         """Later reads of the session have these commits, if any. Raises `FormatError` for a text that is none."""
         token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
         SessionState.of(sync_session(session)).add(token)
-
-    # -- events ----------------------------------------------------------------------------------------------
 
     def _begin(self, session: Session, _: SessionTransaction, connection: Connection) -> None:
         self._writes.begin(SessionState.of(session), connection)
@@ -255,8 +249,6 @@ class CachedReads:
             return self._find_result(*found, orm)
         except StandAside:
             return None
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _find_answer(
         self, session: Session, object_name: str, key: tuple[Any, ...], statement: Select[Any]
@@ -311,12 +303,9 @@ class CachedReads:
     def _read_session(self, site: _Site, used: Connection | None, engine: Engine) -> _EngineSession:
         borrowed = engine.raw_connection() if used is None else used.connection
         try:
-            cursor = borrowed.cursor()
-            try:
+            with closing(borrowed.cursor()) as cursor:
                 cursor.execute(_SESSION.format(isolation=ISOLATION[site.keyspace.flavor]))
                 [(zone, system, isolation, database, folds)] = cursor.fetchall()
-            finally:
-                cursor.close()
             own_zone = str(system if zone == "SYSTEM" else zone)
             shown = _EngineSession(own_zone, str(isolation), str(database), int(folds) > 0)
             borrowed.info[_ASKED] = shown
@@ -415,7 +404,7 @@ class CachedReads:
         else:
             rows = list(self.fetch(session, plan.object_name, keys, is_many=True).values())
         try:
-            return [plan.take(row) for row in rows if row is not None]
+            return [tuple(row[name] for name in plan.by_key.columns) for row in rows if row is not None]
         except KeyError as error:
             raise StandAside from error  # the cached row is from before the column
 
@@ -429,7 +418,7 @@ class CachedReads:
             except FreshnessError as error:
                 raise StandAside from error  # no server has told the schema yet
             if set(columns) == set(by_key.parameters):
-                return _Plan(name, by_key, columns, _taking(*by_key.columns))
+                return _Plan(name, by_key, columns)
         return None
 
     def _site(self, engine: Engine) -> _Site | None:
@@ -454,10 +443,6 @@ class CachedReads:
 
     def _settled(self, answer: Any) -> Any:
         return await_only(answer) if self._is_async else answer
-
-
-def _taking(first: str, *others: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    return itemgetter(first, *others) if others else lambda row: (row[first],)
 
 
 def _is_special(orm: ORMExecuteState) -> bool:

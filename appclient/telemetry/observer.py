@@ -129,7 +129,7 @@ class Observer:
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         """A function to call with the seconds that each answer of the node took."""
-        return _ignore
+        return lambda _: None
 
     def fail_node(self, node: str, error: FreshnessError, seconds: float) -> None:
         """The node was asked and gave no answer."""
@@ -142,10 +142,6 @@ class Observer:
 
     def show_heartbeat(self, server: ServerAddress, lineage: str, age_seconds: float) -> None:
         """The age of the newest heartbeat that a server shows, by the clocks of its writer and of this process."""
-
-
-def _ignore(_: float) -> None:
-    pass
 
 
 class Telemetry(Protocol):
@@ -187,9 +183,6 @@ def _call_all(calls: Sequence[Callable[..., Any]], *arguments: Any) -> Any:
 def _end_all(calls: Sequence[Callable[..., Any]], begun: Sequence[Any], *arguments: Any) -> None:
     for call, its in zip(reversed(calls), reversed(begun), strict=True):
         call(its, *arguments)
-
-
-# -- what is put in between ----------------------------------------------------------------------------
 
 
 def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer:

@@ -11,6 +11,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
@@ -222,12 +223,7 @@ class _OpenTelemetryObserver(Observer):
         self._metrics.history_dropped.add(count, self._namespace)
 
     def node_timer(self, node: str) -> Callable[[float], None]:
-        record, attributes = self._metrics.operation_seconds.record, self._of_node(node)
-
-        def tell(seconds: float) -> None:
-            record(seconds, attributes)
-
-        return tell
+        return partial(self._metrics.operation_seconds.record, attributes=self._of_node(node))
 
     def fail_node(self, node: str, error: FreshnessError, seconds: float) -> None:
         attributes = {**self._of_node(node), "error.type": type(error).__name__}
@@ -253,8 +249,6 @@ class _OpenTelemetryObserver(Observer):
             "server.port": server.port,
         }
         self._metrics.heartbeat_age.set(age_seconds, attributes)
-
-    # -- inside --------------------------------------------------------------------------------------------
 
     def _of(self, lookups: Sequence[Lookup]) -> Attributes:
         return {"freshness.namespace": self._namespace, "freshness.object": lookups[0].policy.name}

@@ -20,7 +20,6 @@ with required_extra("async"):
     from pymysql.cursors import DictCursor
 
     from appclient.async_cache import AsyncCache
-    from appclient.cache import Cache
     from appclient.connection.awaiting import LoopNetwork, await_, run_awaiting
     from appclient.testing.server import FakeConnection, FakeCursor
 
@@ -47,11 +46,6 @@ class FakeLoop(LoopNetwork):
     def settle(self, answer: Any) -> Any:
         """The result of a function, or of a coroutine function, by what it has returned."""
         return await_(answer) if inspect.isawaitable(answer) else answer
-
-
-def open_on_loop(make: Callable[[FakeLoop], Cache], sleep: Callable[[float], None]) -> AsyncCache:
-    """The cache that ``make`` makes, for this loop."""
-    return AsyncCache(make(FakeLoop(sleep)))
 
 
 def run_apart(cache: AsyncCache, function: Callable[[], Result]) -> Result:

@@ -107,8 +107,6 @@ class FakeSystem:
         )
         self.start_invalidator()
 
-    # -- the application's side ------------------------------------------------------------------------------
-
     def connect(self) -> Any:
         """A connection to the primary, as pymysql gives one: for an application's own code and its libraries."""
         return self.primary.connect()
@@ -117,9 +115,10 @@ class FakeSystem:
         """An `AsyncCache` of this loop, in the place of `AsyncCache.open`, with the nodes and databases of `cache`.
         Other tasks run when a read of the database begins and ends, and when a reader waits. Needs the extra
         ``async``."""
-        from appclient.testing.loop import open_on_loop
+        from appclient.async_cache import AsyncCache
+        from appclient.testing.loop import FakeLoop
 
-        opened = open_on_loop(self._make_cache, self.sleep)
+        opened = AsyncCache(self._make_cache(FakeLoop(self.sleep)))
         self._opened.append(opened)
         return opened
 
@@ -137,8 +136,6 @@ class FakeSystem:
             rows: list[dict[str, Any]] = cursor.fetchall()
             connection.commit()
         return rows
-
-    # -- what can happen ---------------------------------------------------------------------------------------
 
     def stop_replication(self) -> None:
         """Stop the replicas: they lag."""
@@ -204,8 +201,6 @@ class FakeSystem:
             if happens in self._between:
                 self._between.remove(happens)
 
-    # -- what is asked -----------------------------------------------------------------------------------------
-
     def find_stale(self) -> list[str]:
         """Hits that are not what the primary has, of all keys that were read, after everything has come to rest. An
         application gets such a hit if its loader reads data that is not in the object's members."""
@@ -225,8 +220,6 @@ class FakeSystem:
         for cache in (self.cache, *(opened.blocking for opened in self._opened)):
             cache.close()
         self._folder.cleanup()
-
-    # -- inside ------------------------------------------------------------------------------------------------
 
     def _make_cache(self, network: _Clock | FakeLoop) -> Cache:
         made = _FakeCache(

@@ -1,9 +1,7 @@
 """The role of a witness, which records each action on the cache while it is done, and the actions.
 
 Off by default: without a witness the procedures do no work for it. A witness never fails, never blocks and never
-changes a procedure; it counts the actions that it cannot take. Called by ``freshness.algorithm.read`` and
-``freshness.algorithm.apply``; implemented by ``freshness.history.recorder``, which writes the columns of
-`freshness.history.columns.ACTIONS`.
+changes a procedure; it counts the actions that it cannot take.
 """
 
 from __future__ import annotations

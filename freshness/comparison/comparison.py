@@ -118,21 +118,15 @@ class Suspect:
     is_row_in_several: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Compares entries. ``find_node`` and ``find_primary`` (by lineage) give open connections,
     ``find_replicas`` those to a lineage's replicas, by name. Writes nothing."""
 
-    def __init__(
-        self,
-        scope: ComparisonScope,
-        find_node: Callable[[str], CacheNode],
-        find_primary: Callable[[str], Primary],
-        find_replicas: Callable[[str], Mapping[str, Primary]] = lambda _: {},
-    ) -> None:
-        self._scope = scope
-        self._find_node = find_node
-        self._find_primary = find_primary
-        self._find_replicas = find_replicas
+    scope: ComparisonScope
+    find_node: Callable[[str], CacheNode]
+    find_primary: Callable[[str], Primary]
+    find_replicas: Callable[[str], Mapping[str, Primary]] = lambda _: {}
 
     def compare_once(self, entries: Sequence[NodeEntry]) -> tuple[list[EntryVerdict], list[Suspect]]:
         """Verdicts of those that are equal or not to be compared, and the others."""
@@ -165,7 +159,7 @@ class Comparison:
         errors: dict[str, FreshnessError] = {}
         for lineage in sorted({name for each in suspects for name in each.entry.lineages}):
             try:
-                heads[lineage] = self._find_primary(lineage).read_position()
+                heads[lineage] = self.find_primary(lineage).read_position()
             except FreshnessError as error:
                 errors[lineage] = error
         verdicts, known = [], []
@@ -196,12 +190,12 @@ class Comparison:
         """All are of one node, and of one object in the same shards."""
         rows = self._read_rows([each.entry for each in suspects])
         items = [each.entry.item for each in suspects]
-        node = self._find_node(suspects[0].entry.node)
-        records, replies = read_items(self._scope, node, items)
+        node = self.find_node(suspects[0].entry.node)
+        records, replies = read_items(self.scope, node, items)
         verdicts, undecided = [], []
         for each, item, reply in zip(suspects, items, replies, strict=True):
             entry, found = each.entry, rows.get(each.entry.identity, ())
-            now = judge(self._scope, node, item, reply.value, records) if isinstance(reply, Item) else None
+            now = judge(self.scope, node, item, reply.value, records) if isinstance(reply, Item) else None
             if now is None or _is_another(now, entry) or not _differs(entry, rows):
                 verdicts.append(EntryVerdict(entry, IN_FLIGHT))
                 continue
@@ -218,15 +212,15 @@ class Comparison:
     def _read_rows(self, entries: Sequence[NodeEntry]) -> RowsFound:
         """The rows of entries of one object in the same shards."""
         first = entries[0]
-        primaries = [self._find_primary(lineage) for lineage in first.lineages]
-        return _read_rows(primaries, self._scope.definitions[first.object], entries)
+        primaries = [self.find_primary(lineage) for lineage in first.lineages]
+        return _read_rows(primaries, self.scope.definitions[first.object], entries)
 
     def _tell_origin(self, entry: NodeEntry) -> str:
         """The replicas that have what the entry has: a repaired entry comes back from there."""
-        definition = self._scope.definitions[entry.object]
+        definition = self.scope.definitions[entry.object]
         have = []
         for lineage in entry.lineages:
-            for name, replica in self._find_replicas(lineage).items():
+            for name, replica in self.find_replicas(lineage).items():
                 try:
                     if not _differs(entry, _read_rows([replica], definition, [entry])):
                         have.append(name)

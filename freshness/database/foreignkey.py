@@ -1,7 +1,6 @@
 """The foreign keys that change rows of other tables: CASCADE, SET NULL and SET DEFAULT.
 
 They are read from information_schema, as they are now; an account sees those of the tables that it has privileges on.
-Called by the preflight and by the source of the binary log (F23).
 """
 
 from __future__ import annotations

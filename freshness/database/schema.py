@@ -1,7 +1,7 @@
 """Keys of the schema, read from information_schema of the primary.
 
 Refuses a column whose values have no cache key that is the same in every process, with a `ConfigError` that names
-table, column and reason. Never reads rows. Called by both sides when they start, and by the preflight.
+table, column and reason. Never reads rows.
 """
 
 from __future__ import annotations

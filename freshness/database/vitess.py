@@ -4,7 +4,7 @@ vtgate may send every statement to another tablet, and a query that equals one u
 (the consolidator): a position read beside the rows would then be newer than they are. So a read names shard and
 tablet type, and runs inside a transaction, which vtgate keeps on one tablet and never consolidates; and the server is
 asked its name before and after. The position comes from a statement of its own, before the transaction has a snapshot
-(F2, F17, F18). Called by application code that reads through vtgate; needs no gRPC.
+(F2, F17, F18). Needs no gRPC.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A folder of files that one process at a time may write to: an archive, a copy.
-
-Called by ``invalidator.archive.writer``, ``spark.archive`` and ``spark.copy``.
-"""
+"""A folder of files that one process at a time may write to: an archive, a copy."""
 
 from __future__ import annotations
 

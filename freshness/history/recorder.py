@@ -66,14 +66,12 @@ class Recorder:
         on_drop: Callable[[int], None] | None = None,
     ) -> None:
         self._folder = folder
-        self._on_drop = on_drop or _ignore
+        self._on_drop = on_drop or (lambda _: None)
         self._sample = round(sample * SAMPLE_SPACE)
         self._rotate_seconds = rotate_seconds
         self._process = 0
         self._session: _Session | None = None
         atexit.register(self.close)
-
-    # -- Witness -------------------------------------------------------------------------------------------
 
     def wants(self, item: bytes) -> bool:
         return hash_item(item) % SAMPLE_SPACE < self._sample
@@ -98,10 +96,6 @@ class Recorder:
             session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 class _Session:

@@ -15,9 +15,8 @@ The contract of the callers:
 * "no such row", and composites, are stored only if ``is_exact``: nothing stored determines which slot an
   invalidation will name when the row appears.
 
-Item keys that start with ``<namespace>:!`` belong to node records; no object name can start with "!".
-Never put a secret in a key. A TIMESTAMP column is a DATETIME here, in one time zone for all sessions.
-Called by ``appclient`` (from arguments) and by the invalidator (from row images).
+Item keys that start with ``<namespace>:!`` belong to node records; no object name can start with "!". Never put a
+secret in a key. A TIMESTAMP column is a DATETIME here, in one time zone for all sessions.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class CacheKey(NamedTuple):
 class KeyBuilder:
     """Builds the keys of one object. Raises `ConfigError` for names that cannot stand in a key."""
 
-    __slots__ = ("_prefix", "_takes_one_integer", "columns", "is_exact", "object_name")
+    __slots__ = ("_takes_one_integer", "columns", "is_exact", "object_name", "prefix")
 
     def __init__(self, namespace: str, object_name: str, columns: Sequence[KeyColumn]) -> None:
         for what, name in (("namespace", namespace), ("object name", object_name)):
@@ -62,13 +61,9 @@ class KeyBuilder:
         self.object_name = object_name
         self.columns = tuple(columns)
         self.is_exact = all(column.is_exact for column in self.columns)
-        self._prefix = f"{namespace}:{object_name}:".encode("ascii")
-        self._takes_one_integer = len(self.columns) == 1 and self.columns[0].kind is ColumnKind.INTEGER
-
-    @property
-    def prefix(self) -> bytes:
+        self.prefix = f"{namespace}:{object_name}:".encode("ascii")
         """The first bytes of every item of this object; the coarse spellings follow, joined by ":"."""
-        return self._prefix
+        self._takes_one_integer = len(self.columns) == 1 and self.columns[0].kind is ColumnKind.INTEGER
 
     def build(self, values: Sequence[object]) -> CacheKey:
         """The key of these values, in the order of the columns. Raises `FormatError` for a wrong number of values,
@@ -78,7 +73,7 @@ class KeyBuilder:
             value = values[0]
             if type(value) is int and INTEGER_MIN <= value <= INTEGER_MAX:
                 text = b"%d" % value
-                return CacheKey(self._prefix + text, text, True)
+                return CacheKey(self.prefix + text, text, True)
         return self._build(values)
 
     def parse(self, identity: bytes) -> tuple[Any, ...]:
@@ -99,7 +94,7 @@ class KeyBuilder:
         except FormatError as error:
             raise FormatError(f"the key of {self.object_name}: {error.message}", hint=error.hint) from error
         # No spelling holds the separator, and their number is fixed: two tuples never join to one text.
-        item = self._prefix + ":".join(coarse for coarse, _ in spellings).encode("ascii")
+        item = self.prefix + ":".join(coarse for coarse, _ in spellings).encode("ascii")
         identity = ":".join(fine for _, fine in spellings).encode("ascii")
         return CacheKey(shorten_item(item), identity, self.is_exact)
 

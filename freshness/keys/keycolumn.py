@@ -8,8 +8,7 @@ every Python version: an application and an invalidator that disagree would inva
 The database is asked for the value that the fine spelling stands for (`KeyColumn.parse`), and never for the
 caller's own: two values of one identity ask one question, in a type that the server compares exactly.
 
-Never rounds, never guesses a type: a value that does not fit raises `FormatError`. Called by
-``freshness.keys.cachekey``.
+Never rounds, never guesses a type: a value that does not fit raises `FormatError`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Text and meaning are Vitess's: ``-80``, ``40-80``, ``80-``, half-open, hexadecimal; ``-`` is everything, and ``0``
 is the name of the one shard of an unsharded keyspace, which is everything too. As in Vitess, trailing zero bytes
 mean nothing (``80-`` is ``8000-``). Never maps a row to a keyspace id; that is the sharding function's work.
-
-Called by the topology (shard names), the update stream (which shards overlap, which rows to drop).
 """
 
 from __future__ import annotations

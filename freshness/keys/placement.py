@@ -1,13 +1,12 @@
 """Which cache node holds an object: one ring, the same in every process, for readers and invalidators (F10).
 
 The place depends only on the object key and the set of node names. It ignores health on purpose: a dead node keeps
-its keys and means database reads without fills. A key that moved to another
-node while its own was down would be invalidated there, and found old when the node comes back (F9).
+its keys and means database reads without fills. A key that moved to another node while its own was down would be
+invalidated there, and found old when the node comes back (F9). An object's stripe lives on the object's node, so
+never pass a stripe's key.
 
-Names are compared as written: ``localhost:11211`` and ``127.0.0.1:11211`` are two nodes. Processes that disagree
-have another `ring_version`, which the node records carry, and then neither hit nor fill.
-Called by ``freshness.algorithm.read``, ``freshness.algorithm.invalidate`` and the node procedures, always with the
-object's own key: an object's stripe lives on the object's node, so never pass a stripe's key.
+Names are compared as written: ``localhost:11211`` and ``127.0.0.1:11211`` are two nodes. Processes that disagree have
+another `ring_version`, which the node records carry, and then neither hit nor fill.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A memcached server as a cache node: a socket of its own, on which the meta protocol is pipelined.
 
-pymemcache's client asks a new connection for version and settings, before the first flow (``freshness.nodes`` says
-why not later). This module must never turn a failure into a reply: every error on a connection closes it and raises.
-Called by the drivers, one `MemcachedNode` per thread and server.
+One `MemcachedNode` per thread and server. pymemcache's client asks a new connection for version and settings, before
+the first flow (``freshness.nodes`` says why not later). This module must never turn a failure into a reply: every
+error on a connection closes it and raises.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
         self._received = b""
         self._receive_bytes = RECEIVE_BYTES
 
-    # -- questions outside of a flow -------------------------------------------------------------------
-
     def find(self, key: bytes) -> bytes | None:
         connected = self._connection
         if connected is None or self._awaited is not None:
@@ -121,8 +119,6 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
                     yield from lines
         finally:
             self.close()
-
-    # -- the flow --------------------------------------------------------------------------------------
 
     def _encode(self, requests: Sequence[Request]) -> tuple[Iterable[list[bytes]], Plan]:
         # By type, as in `encode_flow`
@@ -172,8 +168,6 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
             what = took if was_open else "did not accept a connection"
             return NodeTimedOut(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT)
         return None
-
-    # -- the connection --------------------------------------------------------------------------------
 
     def _open(self) -> socket.socket:
         try:

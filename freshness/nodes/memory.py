@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from freshness.algorithm.node import check_key, lifetime_seconds
@@ -44,27 +45,21 @@ class _Entry(NamedTuple):
     is_leased: bool  # a stub whose win was given
 
 
+@dataclass(eq=False)
 class MemoryStore:
     """The memory of one node, shared by any number of `MemoryNode` connections, from any thread. ``capacity_items``
     None: nothing is ever evicted. ``down``: no connection gets an answer."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        clock: Callable[[], float],
-        capacity_items: int | None = None,
-        item_size_max: int = 1_048_576,
-    ) -> None:
-        self.name = name
-        self.clock = clock
-        self.capacity_items = capacity_items
-        self.item_size_max = item_size_max
-        self.down = False
-        self.restarts = 0
-        self._last_version = 0
-        self._entries: dict[bytes, _Entry] = {}  # least recently used first
-        self._lock = threading.Lock()
+    name: str
+    _: KW_ONLY
+    clock: Callable[[], float]
+    capacity_items: int | None = None
+    item_size_max: int = 1_048_576
+    down: bool = False
+    restarts: int = 0
+    _last_version: int = 0
+    _entries: dict[bytes, _Entry] = field(default_factory=dict)  # least recently used first
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -72,8 +67,6 @@ class MemoryStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-
-    # -- what can happen to a node ---------------------------------------------------------------------
 
     def restart(self) -> None:
         """All items and counters are gone; versions start again and repeat (F8)."""
@@ -111,8 +104,6 @@ class MemoryStore:
         """Go back to what `state` returned."""
         items, self._last_version, self.down = state
         self._entries = dict(items)
-
-    # -- requests --------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Reply:
         """Carry out one request. `Refused` also for an `Add`, which a connection turns into a failure."""
@@ -180,14 +171,8 @@ class MemoryStore:
         self._entries[request.key] = _Entry(value, self._draw_version(request.key), entry.expires_at, False)
         return Stored()
 
-    # -- storage ---------------------------------------------------------------------------------------
-
     def _now(self) -> int:
         return int(self.clock())
-
-    def _expiry(self, ttl_seconds: int) -> int:
-        lifetime = lifetime_seconds(ttl_seconds)
-        return self._now() + lifetime if lifetime else 0
 
     def _ttl_seconds(self, entry: _Entry) -> int:
         return entry.expires_at - self._now() if entry.expires_at else -1
@@ -207,7 +192,8 @@ class MemoryStore:
         return self._last_version
 
     def _put(self, key: bytes, value: bytes, ttl_seconds: int, *, is_stub: bool = False) -> _Entry:
-        expires_at = self._expiry(ttl_seconds)
+        lifetime = lifetime_seconds(ttl_seconds)
+        expires_at = self._now() + lifetime if lifetime else 0
         self._entries.pop(key, None)
         entry = _Entry(value, self._draw_version(key), expires_at, is_stub)
         self._entries[key] = entry

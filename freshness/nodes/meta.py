@@ -13,7 +13,7 @@ its position, except that a quiet request answers nothing when it did the usual 
 So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: answers before its ``MN``
 belong to the run, later ones do not. Hence an error line is known to be a `Cas`'s own (`Refused`), or it belongs to a
 quiet run, to an unknown request: then the flow fails, or, if the run is a `Strikes`, all its appends count as
-refused. Called by ``freshness.nodes.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
+refused. It must never guess: what does not fit raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -83,9 +83,6 @@ class Plan:
     replies: list[Reply]
     awaited: list[tuple[ReplyKind, int]] | None
     versions_from: int
-
-
-# -- requests to bytes ---------------------------------------------------------------------------------
 
 
 def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[bytes], Plan]:
@@ -234,9 +231,6 @@ def _encode_spoken(request: Get | Cas | Delete | Append, versions_from: int) -> 
         return ReplyKind.DELETED, b"md %b C%d\r\n" % (key, version)
     value = request.value
     return ReplyKind.CAS, b"ms %b %d T%d C%d c\r\n%b\r\n" % (key, len(value), lifetime, version, value)
-
-
-# -- bytes to replies ----------------------------------------------------------------------------------
 
 
 _are_keys: Final = re.compile(

@@ -1,8 +1,7 @@
 """A Redis server as a cache node, for those who run Redis and not memcached.
 
 This module connects, loads the scripts of ``freshness.nodes.scripts``, and explains failures. It must never turn a
-failure into a reply (F11); redis-py's own retries are off. Called by the drivers, one `RedisNode` per thread and
-server.
+failure into a reply (F11); redis-py's own retries are off. One `RedisNode` per thread and server.
 
 A server that becomes a replica gets other data, and its connections live on. So the last answer of each flow that
 reads says of which data they all are; if these are not the data that the connection was opened on, it fails (F129).
@@ -127,8 +126,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         self._replication = b""
         """The ``master_replid`` of the server when the connection was opened."""
 
-    # -- questions outside of a flow -------------------------------------------------------------------
-
     def describe(self) -> dict[str, dict[str, str]]:
         """See `DescribedNode`: ``INFO``, ``CONFIG`` (GET *) and ``TIME`` (seconds)."""
         with self._asking() as connection:
@@ -153,8 +150,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             yield from keys
             if cursor == b"0":
                 return
-
-    # -- the flow --------------------------------------------------------------------------------------
 
     def _encode(self, requests: Sequence[Request]) -> tuple[list[Command], _Pending]:
         commands: list[Command] = []
@@ -251,8 +246,6 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
                 hint="use servers of their own: the cache places keys itself",
             ) from error
         raise kind(f"redis {self.name} refused {what}: {text}", hint=hint) from error
-
-    # -- the connection --------------------------------------------------------------------------------
 
     def _open(self) -> AbstractConnection:
         connection = self._make_connection()

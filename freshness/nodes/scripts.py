@@ -11,7 +11,7 @@ one is as good as gone, and with it all that it vouches for. None is added to ot
 connection was opened: it would vouch for what its writer has not seen. A server also draws another master_replid for
 its first replica, and when it gives up its backlog; its items are then lost for nothing, and nothing worse.
 
-Called by ``freshness.nodes.redis`` alone. It must never guess: what does not fit raises `UnfitAnswer`.
+It must never guess: what does not fit raises `UnfitAnswer`.
 """
 
 from __future__ import annotations
@@ -169,9 +169,6 @@ class TooLarge(Exception):
     """An `Add` whose item is longer than the node takes; its argument: the bytes of the value."""
 
 
-# -- requests to commands ------------------------------------------------------------------------------
-
-
 def encode(request: Request, find_data: Callable[[], bytes]) -> tuple[Sequence[Command], DecodeAnswers]:
     """The commands for a request, and the function that decodes their answers. ``find_data``: returns the
     ``master_replid`` of the connection. Raises `FormatError` for a key or TTL that no node takes, and `TooLarge` for
@@ -241,9 +238,6 @@ def find_replication(answer: Any) -> bytes:
     if found is None:
         raise UnfitAnswer(f"INFO does not say master_replid: {answer!r:.200}")
     return found[1]
-
-
-# -- answers to replies --------------------------------------------------------------------------------
 
 
 def _accept(answers: Answers) -> Any:

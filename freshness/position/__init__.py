@@ -1,8 +1,7 @@
 """Positions: sets of executed transactions. All other folders import them from here.
 
-`Position` is the role (containment, union, intersection, text, bytes); `MysqlGtidSet` and `MariadbPosition`
-implement it. Never mixes flavors and never consults a clock: containment decides (ADR 0001).
-Called by tokens, stripes, floors, the stream and the reads.
+`Position` is the role (containment, union, intersection, text, bytes); `MysqlGtidSet` and `MariadbPosition` implement
+it. Never mixes flavors and never consults a clock: containment decides (ADR 0001).
 """
 
 from __future__ import annotations

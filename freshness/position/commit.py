@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from freshness.errors import FormatError
-from freshness.position.token import EventToken, from_text, to_text
+from freshness.position.token import EventToken, from_text, require_size, to_text
 
 TEXT_PREFIX: Final = "fc1."
-ENCODED_BYTES_MAX: Final = 256 * 1024
 _LENGTH_BYTES: Final = 3
 
 
@@ -50,17 +49,17 @@ class CommitToken:
 
     def format(self) -> str:
         """The text form: safe in URLs, headers and cookies. It is not signed, see ``appclient.web.signed``. Raises
-        `FormatError` above ``ENCODED_BYTES_MAX`` bytes."""
+        `FormatError` as `require_size`."""
         encoded = [token.encode() for token in self.tokens]
         data = b"".join(len(each).to_bytes(_LENGTH_BYTES, "big") + each for each in encoded)
-        _require_size(len(data))
+        require_size(len(data), "commit token")
         return to_text(TEXT_PREFIX, data)
 
     @classmethod
     def parse(cls, text: str) -> CommitToken:
         """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
-        data = from_text(TEXT_PREFIX, text, "commit token", _require_size)
+        data = from_text(TEXT_PREFIX, text, "commit token")
         tokens, at = [], 0
         while at < len(data):
             start = at + _LENGTH_BYTES
@@ -80,10 +79,3 @@ def _unite(one: EventToken, two: EventToken) -> EventToken:
         return min(one, two, key=lambda token: token.epoch)
     position = one.position.union(two.position)
     return EventToken(one.lineage, one.shard, one.epoch, max(one.timestamp_us, two.timestamp_us), position)
-
-
-def _require_size(size: int) -> None:
-    if size > ENCODED_BYTES_MAX:
-        raise FormatError(
-            f"commit token of {size} bytes", hint=f"at most {ENCODED_BYTES_MAX}; is a GTID set fragmented?"
-        )

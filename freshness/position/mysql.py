@@ -183,7 +183,8 @@ class MysqlGtidSet(Position):
             parts = by_uuid.setdefault(uuid, [uuid])
             if tag:
                 parts.append(tag)
-            parts += _format_intervals(self._borders[source])
+            for start, end in _intervals(self._borders[source]):
+                parts.append(str(start) if end == start + 1 else f"{start}-{end - 1}")
         return ",".join(":".join(parts) for parts in by_uuid.values())
 
     def __repr__(self) -> str:
@@ -214,9 +215,6 @@ def _same_flavor(other: Position) -> MysqlGtidSet:
             hint="keep the positions of each lineage apart",
         )
     return other
-
-
-# -- borders ------------------------------------------------------------------------------------------
 
 
 def _covers(borders: Borders, wanted: Borders) -> bool:
@@ -295,13 +293,6 @@ def _from_intervals(intervals: list[tuple[int, int]]) -> Borders:
     return tuple(borders)
 
 
-def _format_intervals(borders: Borders) -> list[str]:
-    return [str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in _intervals(borders)]
-
-
-# -- text ---------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1024)
 def _source_of(sid: str, tag: str) -> str:
     """The dict key of a source: ``uuid`` or ``uuid:tag``, lower case, so that sorting keys sorts the text."""
@@ -362,9 +353,6 @@ def _parse_interval(part: str, item: str) -> tuple[int, int]:
             hint=f"numbers start at 1, end at {GTID_NUMBER_MAX}, and the first is not above the last",
         )
     return first, last + 1
-
-
-# -- bytes --------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)

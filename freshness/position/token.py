@@ -3,8 +3,6 @@
 A token names the lineage (replication topology), shard, epoch, a timestamp, and the position. Containment of the
 position decides; the timestamp is for seeking and for showing lag, never proof of freshness (F3, F4). Tokens of
 another lineage, epoch or flavor are UNKNOWN to one another, and UNKNOWN never fills and always invalidates.
-
-Called by the stream (every event carries one), reads (``include_event_token``), sessions, and the archive.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -64,13 +61,13 @@ class EventToken:
         append_varint(out, self.epoch)
         append_varint(out, self.timestamp_us)
         out += self.position.encode()
-        _require_size(len(out))
+        require_size(len(out))
         return bytes(out)
 
     @classmethod
     def decode(cls, data: bytes) -> EventToken:
         """Read what `encode` wrote. Raises `FormatError` for anything else."""
-        _require_size(len(data))
+        require_size(len(data))
         reader = ByteReader(data, "event token")
         version = reader.read_byte()
         if version != _VERSION:
@@ -90,7 +87,7 @@ class EventToken:
     def parse(cls, text: str) -> EventToken:
         """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
-        token = cls.decode(from_text(TEXT_PREFIX, text, "event token", _require_size))
+        token = cls.decode(from_text(TEXT_PREFIX, text, "event token"))
         if token.format() != text:
             raise FormatError(f"event token {text[:60]!r} was altered", hint="take it again from its source")
         return token
@@ -104,16 +101,16 @@ def to_text(prefix: str, data: bytes) -> str:
     return prefix + base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
 
 
-def from_text(prefix: str, text: str, what: str, require_size: Callable[[int], None]) -> bytes:
-    """The bytes that `to_text` was given. Raises `FormatError`, naming ``what`` it should be, and what
-    ``require_size`` raises for their number, before they are made."""
+def from_text(prefix: str, text: str, what: str, bytes_max: int = ENCODED_BYTES_MAX) -> bytes:
+    """The bytes that `to_text` was given. Raises `FormatError`, naming ``what`` it should be, also for more
+    than ``bytes_max``, before they are made."""
     body = text.removeprefix(prefix)
     if not text.startswith(prefix) or not _BASE64_TEXT.fullmatch(body):
         article = "an" if what[0] in "aeiou" else "a"
         raise FormatError(
             f"{text[:60]!r} is not {article} {what}", hint=f"expected {prefix} followed by letters, digits, - and _"
         )
-    require_size(len(body) * 3 // 4)
+    require_size(len(body) * 3 // 4, what, bytes_max)
     try:
         return base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except binascii.Error as error:
@@ -141,8 +138,7 @@ def lacks(shown: EventToken | None, asked: EventToken | None) -> bool:
     return shown is not None and asked is not None and not covers(shown, asked)
 
 
-def _require_size(size: int) -> None:
-    if size > ENCODED_BYTES_MAX:
-        raise FormatError(
-            f"event token of {size} bytes", hint=f"at most {ENCODED_BYTES_MAX}; is the GTID set fragmented?"
-        )
+def require_size(size: int, what: str = "event token", bytes_max: int = ENCODED_BYTES_MAX) -> None:
+    """Raise `FormatError` above ``bytes_max`` bytes."""
+    if size > bytes_max:
+        raise FormatError(f"{what} of {size} bytes", hint=f"at most {bytes_max}; is a GTID set fragmented?")

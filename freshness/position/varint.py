@@ -1,9 +1,7 @@
 """Unsigned variable-length integers (LEB128) and a bounded reader over bytes.
 
-Used by the binary forms of positions and tokens, and under those of envelopes. Never reads past the end of its
-bytes and never accepts two spellings of one number, so equal values have equal bytes. Called by
-``freshness.position.mysql``, ``freshness.position.mariadb``, ``freshness.position.token``,
-``freshness.position.wire``.
+Used by the binary forms of positions and tokens, and under those of envelopes. Never reads past the end of its bytes
+and never accepts two spellings of one number, so equal values have equal bytes.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class ResumeVector:
         text = text.strip()
         is_refresh = text.startswith(REFRESH_PREFIX)
         prefix = REFRESH_PREFIX if is_refresh else TEXT_PREFIX
-        vector = cls._decode(from_text(prefix, text, "resume text", _require_bounds), is_refresh=is_refresh)
+        vector = cls._decode(from_text(prefix, text, "resume text", ENCODED_BYTES_MAX), is_refresh=is_refresh)
         if vector.format() != text:
             raise FormatError(f"resume text {text[:60]!r} was altered", hint="take it again from its source")
         return vector
@@ -159,7 +159,7 @@ def parse_moment(text: str) -> Moment | None:
     return None if time.tzinfo is None else round(time.timestamp() * 1_000_000)
 
 
-def _require_bounds(size: int, lineages: int = 0) -> None:
+def _require_bounds(size: int, lineages: int) -> None:
     if size > ENCODED_BYTES_MAX or lineages > LINEAGES_MAX:
         raise FormatError(
             f"resume text of {size} bytes and {lineages} lineages",

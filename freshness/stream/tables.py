@@ -1,7 +1,6 @@
 """Names and patterns of tables: `MatchedTables` are those of a stream that names no table, or not all.
 
-A pattern has ``*`` for any text and ``?`` for any character. Called by the readers of the stream and by its sources.
-No I/O: the caller reads the schema.
+A pattern has ``*`` for any text and ``?`` for any character. No I/O: the caller reads the schema.
 """
 
 from __future__ import annotations

@@ -134,9 +134,6 @@ def _plain_number(value: Decimal) -> bytes:
     return b"0" if text in ("-0", "0", "-", "") else text.encode()
 
 
-# -- encoding: replace what MessagePack lacks by extension values ---------------------------------------
-
-
 def _packable(value: Any, path: tuple[object, ...], plain: frozenset[type]) -> Any:
     """Return ``value`` with extension values in it; parts of plain types alone are passed on as they are."""
     kind = type(value)
@@ -229,9 +226,6 @@ def _unsupported(what: str, kind: type, path: tuple[object, ...], hint: str) -> 
 
 def _place(path: tuple[object, ...]) -> str:
     return "value" + "".join(f"[{part!r}]" for part in path)
-
-
-# -- decoding: called by msgspec for each extension value ------------------------------------------------
 
 
 def _decode_extension(code: int, data: memoryview) -> Any:

@@ -3,8 +3,6 @@
 The frame says how long its content is, and has a checksum of it. A reader unpacks no more than `VALUE_BYTES_MAX`, and
 a damaged frame raises. A reader that does not know the byte, or has no zstandard, refuses the value as bytes of
 another codec: it reads the database, and leaves the entry alone. The package is of the extra ``compression``.
-
-Called by ``freshness.values.codec``, and by those who store values: ``appclient.cache`` and the invalidator.
 """
 
 from __future__ import annotations

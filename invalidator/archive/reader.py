@@ -1,8 +1,7 @@
 """Reads an archive back as the messages of which it was written, lineage by lineage, in the order of the ordinals.
 
 Nothing is passed over: a transaction that is missing, doubled or cut is a `FormatError` with its file. Memory is
-bounded by `PIECE_ROWS_MAX` rows, or a row group of a merged file, however large a transaction. Called by
-``invalidator.archive.replay``.
+bounded by `PIECE_ROWS_MAX` rows, or a row group of a merged file, however large a transaction.
 """
 
 from __future__ import annotations

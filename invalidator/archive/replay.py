@@ -2,7 +2,7 @@
 
 The nodes get what they got then: the same keys, appends, raised tables and acknowledgements. In a namespace of its
 own, and its nodes never open: nobody is served from a replay (docs/archive.md). Speaks to cache nodes; databases are
-asked for the schema of the keys and nothing else. Called by the command line.
+asked for the schema of the keys and nothing else.
 """
 
 from __future__ import annotations

@@ -280,8 +280,6 @@ class ArchiveWriter:
                     close()
         self._lock.close()
 
-    # -- files -------------------------------------------------------------------------------------------------
-
     def _hour(self) -> str:
         return datetime.fromtimestamp(self._now_us() / 1e6, UTC).strftime("%Y-%m-%dT%H")
 
@@ -317,8 +315,6 @@ class ArchiveWriter:
         for path in self._folder.rglob(f".*{UNFINISHED}"):
             log.warning("%s was left behind by a writer that was killed; what it held comes again", path)
             path.unlink()
-
-    # -- pieces ------------------------------------------------------------------------------------------------
 
     def _spool(self, message: StreamMessage) -> None:
         lineage = message.token.lineage
@@ -362,8 +358,6 @@ class ArchiveWriter:
             spool.file.close()
             spool.path.unlink()
             del self._spools[lineage]
-
-    # -- rows --------------------------------------------------------------------------------------------------
 
     def _rows(self, message: StreamMessage, ordinal: int, rows: int) -> list[tuple[Any, ...]]:
         """Rows of `freshness.history.columns.CHANGES`: the changes, tables that are invalidated as a whole,

@@ -2,9 +2,8 @@
 
 The decoder handles an event, ignores one that it knows to be harmless, or stops the stream with the event's number,
 place and remedy (F27, I8). Only the operator can make an exception: the decoder skips a transaction that the
-configuration names, up to its commit or to the next transaction, and raises its tables. Holds no connection. Called
-by the reader thread of ``invalidator.binlog.source``, directly for rows and through ``invalidator.binlog.fasttrack``
-for keys.
+configuration names, up to its commit or to the next transaction, and raises its tables. Holds no connection.
+`invalidator.binlog.source` hands it rows directly, and keys through `invalidator.binlog.fasttrack`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 PyMySQL has no call for these commands, so its private attributes are touched, in this file alone. Each request draws
 a random server id (and UUID) in a high range: to the server the reader is a replica, and of two replicas with one id
 the newer one kicks the older one out. Errors are those of PyMySQL, the socket and the packets; the callers translate
-them. Called by ``invalidator.binlog.source`` (a stream without an end, by GTID) and ``invalidator.binlog.seek`` (log
-files up to their present end).
+them.
 """
 
 from __future__ import annotations

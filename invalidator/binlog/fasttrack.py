@@ -17,7 +17,7 @@ the general way does not decide, and both give the same transactions, which the 
 
 The track writes the general decoder's position and sequence numbers for the transactions that it decodes itself, and
 reads its checksum setting; the general decoder knows nothing of the track. For keys alone: rows always take the
-general way. Called by ``invalidator.binlog.source``.
+general way.
 """
 
 from __future__ import annotations

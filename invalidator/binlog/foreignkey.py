@@ -9,7 +9,7 @@ the children: a deleted row and a changed column of a key reach them. The schema
 older, so a statement that defines a table raises all tables that this table cascades to: at the latest, the last
 statement that cuts a chain of foreign keys raises the child at its end.
 
-In doubt a table is raised. Called by ``invalidator.binlog.transaction``; ``invalidator.binlog.fasttrack`` asks.
+In doubt a table is raised.
 """
 
 from __future__ import annotations

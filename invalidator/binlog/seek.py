@@ -9,9 +9,8 @@ set that. MariaDB notes in whole seconds when the last statement of the transact
 (F4). There the stream begins before the last transaction in the log that seems to be older by ``margin_seconds``, in
 a file behind one in which all seem to be. While somebody commits, heartbeats are enough, nothing is left out however
 long other statements take and whatever times they claim; only the oldest file that is left is believed when it says
-that it begins before the time. Else what can be left out is a commit whose last statement took longer than the
-margin or claimed an older time, while nobody else committed anything for as long.
-Called by the composition roots and the merged stream.
+that it begins before the time. Else what can be left out is a commit whose last statement took longer than the margin
+or claimed an older time, while nobody else committed anything for as long.
 """
 
 from __future__ import annotations
@@ -52,9 +51,6 @@ class Mark:
 
     position: Position | None
     time_us: int
-
-
-# -- the search in the log ------------------------------------------------------------------------------
 
 
 def find_position(
@@ -254,9 +250,6 @@ def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int, now_us: i
             position, latest_us = reached, mark.time_us
         reached = reached.union(mark.position)
     return Scan(position, is_cut=False)
-
-
-# -- what passed by -------------------------------------------------------------------------------------
 
 
 class TimeIndex:

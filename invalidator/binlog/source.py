@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Final
 
@@ -156,64 +156,59 @@ class BinlogSource:
         return found
 
 
+@dataclass(slots=True)
 class _Reader:
     """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        address: ServerAddress,
-        decoder: EventDecoder | FastTrack,
-        mailbox: Mailbox[Transaction],
-        packets: PacketReader,
-        first: list[bytes],
-        pause_seconds: float,
-    ) -> None:
-        self.mailbox = mailbox
-        self._connection = connection
-        self._address = address
-        self._decoder = decoder
-        self._packets = packets
-        self._first = first
-        self._pause_seconds = pause_seconds
-        self._thread = threading.Thread(target=self._run, name=f"binlog {address.host}:{address.port}", daemon=True)
+    connection: Connection
+    address: ServerAddress
+    decoder: EventDecoder | FastTrack
+    mailbox: Mailbox[Transaction]
+    packets: PacketReader
+    first: list[bytes]
+    pause_seconds: float
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        name = f"binlog {self.address.host}:{self.address.port}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """End the thread: it waits either in the mailbox or in the socket."""
         self.mailbox.close()
-        shut_down(self._connection)
-        self._thread.join(JOIN_SECONDS)
-        force_close(self._connection)
+        shut_down(self.connection)
+        self.thread.join(JOIN_SECONDS)
+        force_close(self.connection)
 
     def _run(self) -> None:
         try:
-            packets = self._first
+            packets = self.first
             while True:
                 found: list[Transaction] = []
                 try:
-                    self._decoder.decode(packets, found)
+                    self.decoder.decode(packets, found)
                 finally:
                     # Transactions before an error are delivered before it.
                     is_wanted = self.mailbox.put(found)
                 if not is_wanted:
                     return
-                if self._pause_seconds:
-                    time.sleep(self._pause_seconds)
-                packets = self._packets.read()
+                if self.pause_seconds:
+                    time.sleep(self.pause_seconds)
+                packets = self.packets.read()
         except Exception as error:  # noqa: BLE001 - it must reach the caller, whatever it is
             self.mailbox.fail(self._describe(error))
         finally:
-            force_close(self._connection)
+            force_close(self.connection)
 
     def _describe(self, error: Exception) -> FreshnessError:
         if isinstance(error, (FreshnessError, pymysql.MySQLError, OSError)):
-            described = translated(error, self._address, "streaming")
+            described = translated(error, self.address, "streaming")
         else:
             described = StreamStopped(
-                f"{self._address.host}:{self._address.port}: an event could not be decoded: {error!r}",
+                f"{self.address.host}:{self.address.port}: an event could not be decoded: {error!r}",
                 hint="report it with the server's version",
             )
         if described is not error:

@@ -1,9 +1,8 @@
 """From the parts of a log to whole transactions: GTID, table maps, rows, statements, commit.
 
 Never joins two transactions and never ends one early: a part without a GTID before it, or a GTID inside an open
-transaction, stops the stream (F61). The rows of an XA transaction are logged at PREPARE and reported at
-COMMIT, when they become visible under another GTID (F54). Holds no connection and reads no bytes.
-Called by ``invalidator.binlog.decoder``.
+transaction, stops the stream (F61). The rows of an XA transaction are logged at PREPARE and reported at COMMIT, when
+they become visible under another GTID (F54). Holds no connection and reads no bytes.
 """
 
 from __future__ import annotations

@@ -41,12 +41,10 @@ def probe(
     from invalidator.probe.process import ProbeProcess
     from invalidator.probe.report import ProbeSummary, print_summary
 
+    if not 0 < share <= 1:
+        raise ConfigError(f"--share {share:g}", hint="above 0, at most 1: 0.01 is one key of a hundred")
     plan = ProbePlan(
-        share=_read_share(share),
-        scales_seconds=_read_scales(scales),
-        rate=rate,
-        sweep_seconds=sweep_seconds,
-        repairs=repair,
+        share=share, scales_seconds=_read_scales(scales), rate=rate, sweep_seconds=sweep_seconds, repairs=repair
     )
     read_config = load_on_hangup(config)
     is_stopping = note_stop()
@@ -66,12 +64,6 @@ def probe(
             else:
                 print_summary(summary, Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH))
     raise typer.Exit(summary.exit_code)
-
-
-def _read_share(share: float) -> float:
-    if not 0 < share <= 1:
-        raise ConfigError(f"--share {share:g}", hint="above 0, at most 1: 0.01 is one key of a hundred")
-    return share
 
 
 def _read_scales(text: str) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -21,13 +21,6 @@ from invalidator.process.trouble import RecentTroubles, find_error
 
 if TYPE_CHECKING:
     from invalidator.process.app import Invalidator
-
-
-class TextFormatter(logging.Formatter):
-    """Time, level, logger and message."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 class JsonFormatter(logging.Formatter):
@@ -52,7 +45,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-FORMATTERS: Final[Mapping[str, Callable[[], logging.Formatter]]] = {"text": TextFormatter, "json": JsonFormatter}
+FORMATTERS: Final = {
+    "text": logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
+    "json": JsonFormatter(),
+}
 """By the value of ``--log-format``."""
 
 
@@ -81,7 +77,7 @@ def run(
     if log_format not in FORMATTERS:
         raise typer.BadParameter(f"unknown log format {log_format!r}: expected {' or '.join(FORMATTERS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FORMATTERS[log_format]())
+    handler.setFormatter(FORMATTERS[log_format])
     troubles = RecentTroubles()
     logging.basicConfig(level=level, handlers=[handler, troubles])
     settings = load_config(config)

@@ -72,7 +72,8 @@ def bound_connections(connections_max: int) -> type[asyncio.Protocol]:
                 return
             present: list[Any] = [each for each in self.connections if not each.transport.is_closing()]
             if len(present) > connections_max:
-                idle = [each for each in present if _is_idle(each)]  # this one at least
+                idle = [each for each in present if each.cycle is None or each.cycle.response_complete]
+                # Not empty: no request has begun on the new one
                 min(idle, key=lambda each: each.idle_since).transport.abort()
 
         def on_response_complete(self) -> None:
@@ -80,11 +81,6 @@ def bound_connections(connections_max: int) -> type[asyncio.Protocol]:
             super().on_response_complete()
 
     return BoundedProtocol
-
-
-def _is_idle(connection: Any) -> bool:
-    """No request is under way: none has begun yet, or the last one is answered."""
-    return connection.cycle is None or connection.cycle.response_complete
 
 
 def read_certificate(config: Config) -> Certificate | None:

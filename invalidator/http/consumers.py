@@ -59,9 +59,6 @@ class ServePolicy:
     idle_seconds: float = 5.0
 
 
-# -- one consumer ------------------------------------------------------------------------------------------------
-
-
 Format: TypeAlias = Callable[[Line], bytes]
 
 
@@ -240,9 +237,6 @@ class StreamResponse(Response):
                 return
 
 
-# -- all consumers -----------------------------------------------------------------------------------------------
-
-
 class TooManyConsumers(FreshnessError):
     is_retryable = True
     exit_code = 3
@@ -256,12 +250,8 @@ class StreamHub:
         self.policy = policy or ServePolicy()
         self.schemas = SchemaBook()
         self._lock = threading.Lock()
-        self._count = 0
+        self.count = 0
         self._by_number: dict[int, Consumer] = {}
-
-    @property
-    def count(self) -> int:
-        return self._count
 
     def open(self, query: StreamQuery, media_type: str) -> StreamResponse:
         """The response for a new consumer. Raises `TooManyConsumers` and what `StreamOpener.open` raises."""
@@ -287,19 +277,16 @@ class StreamHub:
     def _admit(self) -> None:
         consumers_max = self.opener.read_config().http.consumers_max
         with self._lock:
-            if self._count >= consumers_max:
+            if self.count >= consumers_max:
                 raise TooManyConsumers(
-                    f"{self._count} consumers are connected", hint="try again later, or raise http.consumers_max"
+                    f"{self.count} consumers are connected", hint="try again later, or raise http.consumers_max"
                 )
-            self._count += 1
+            self.count += 1
 
     def _leave(self, consumer: Consumer | None) -> None:
         with self._lock:
-            self._count -= 1
+            self.count -= 1
             self._by_number.pop(id(consumer), None)
-
-
-# -- routes ------------------------------------------------------------------------------------------------------
 
 
 class StreamParameters(BaseModel):

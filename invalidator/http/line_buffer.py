@@ -23,7 +23,7 @@ class LineBuffer:
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
         self._is_ended = False
-        self._is_abandoned = False
+        self.is_abandoned = False
         self._resume = resume
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,19 +34,15 @@ class LineBuffer:
 
     # the thread's side
 
-    @property
-    def is_abandoned(self) -> bool:
-        return self._is_abandoned
-
     def put(self, data: bytes, resume: str | None, timeout_seconds: float) -> bool:
         """Wait for room and put lines in, after which ``resume`` holds. False if there was none in time, or the
         consumer is gone. Lines that alone exceed the bound wait for an empty buffer."""
         with self._changed:
             has_room = self._changed.wait_for(
-                lambda: self._is_abandoned or not self._bytes or self._bytes + len(data) <= self._bytes_max,
+                lambda: self.is_abandoned or not self._bytes or self._bytes + len(data) <= self._bytes_max,
                 timeout_seconds,
             )
-            if self._is_abandoned or not has_room:
+            if self.is_abandoned or not has_room:
                 return False
             self._chunks.append(data)
             self._bytes += len(data)
@@ -102,5 +98,5 @@ class LineBuffer:
     def abandon(self) -> None:
         """The consumer is gone: what is left is dropped, and the thread ends."""
         with self._changed:
-            self._is_abandoned = True
+            self.is_abandoned = True
             self._changed.notify_all()

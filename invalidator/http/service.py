@@ -206,7 +206,7 @@ class HttpService:
         if certificate is not None and settings.ssl is not None:
             certificate.follow(settings.ssl)
         self._server = uvicorn.Server(settings)
-        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -217,9 +217,6 @@ class HttpService:
         self._server.should_exit = True
         self._thread.join(timeout=STOP_SECONDS)
         self._socket.close()
-
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
 
 
 def open_socket(listen: str, *, demands_token: bool) -> socket.socket:

@@ -47,8 +47,6 @@ class ShardInvalidator(Applier):
     _repeating: dict[str, Position] = field(default_factory=dict)
     """Nodes that have been sent everything since the open stream began, and what they had acknowledged by then."""
 
-    # -- again ---------------------------------------------------------------------------------------------
-
     def repeat_since(self, position: Position) -> None:
         """Send every node again what comes after the position, even if it has acknowledged that. Progress stays."""
         self.since = position
@@ -89,8 +87,6 @@ class ShardInvalidator(Applier):
                 del self._repeating[member.node]
                 self.unrepeated.discard(member.node)
                 log.info("node %s was sent everything from %s to %s again", member.node, self.since, end)
-
-    # -- transactions --------------------------------------------------------------------------------------
 
     def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
         """Acknowledge the transactions on every joined node; a node that fails leaves."""

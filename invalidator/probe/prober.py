@@ -178,8 +178,6 @@ class Prober:
             if not definition.config.is_composite:
                 tally.losses[name] += 0  # a counter that begins at 1 has not increased
 
-    # -- what is to be compared ------------------------------------------------------------------------------
-
     def note_change(self, items: Iterable[bytes], lineage: str, position: Position) -> None:
         """A change of these items has come out of the stream."""
         now = self._clock()
@@ -235,8 +233,6 @@ class Prober:
         """No more looks: every suspect that is left is unknown."""
         for followed in list(self._followed.values()):
             self._finish(followed, give_up(followed.suspect))
-
-    # -- comparisons -----------------------------------------------------------------------------------------
 
     def _compare(self, probes: Sequence[Probe]) -> None:
         by_item: dict[bytes, list[Probe]] = {}
@@ -313,8 +309,6 @@ class Prober:
             assert is_added, "it was taken out of the same schedule"
         for verdict in verdicts:
             self._finish(by_key[_key_of(verdict.entry)], verdict)
-
-    # -- what was found --------------------------------------------------------------------------------------
 
     def _finish(self, followed: Followed, verdict: EntryVerdict) -> None:
         del self._followed[_key_of(verdict.entry)]

@@ -86,10 +86,6 @@ class _Running:
         finally:
             self.ended_at = running_clock()
 
-    @property
-    def error(self) -> BaseException | None:
-        return self.worker.ended_by
-
 
 class Invalidator:
     """``shards``, ``nodes``: names of the shards and of the cache nodes that this process takes, all where empty.
@@ -175,8 +171,6 @@ class Invalidator:
             self._stop(list(self._running))
             if self._recorder is not None:
                 self._recorder.close()
-
-    # -- workers -------------------------------------------------------------------------------------------
 
     def _exchange(self, config: Config) -> None:
         try:
@@ -267,28 +261,31 @@ class Invalidator:
     def _look_after(self) -> None:
         """Log the workers that ended, restart those that may; raise if all have ended and none may."""
         ended = {lineage: each for lineage, each in self._running.items() if each.ended_at is not None}
-        if len(ended) == len(self._running) and not any(map(_is_waiting, ended.values())):
+        if len(ended) == len(self._running) and not any(each.worker.is_waiting for each in ended.values()):
             for each in ended.values():
-                assert each.error is not None, "a worker ends by a stop or by an error"
-                raise each.error
+                assert each.worker.ended_by is not None, "a worker ends by a stop or by an error"
+                raise each.worker.ended_by
         for lineage, each in ended.items():
             assert each.ended_at is not None
             if each.is_reported:
-                if _is_waiting(each) and running_clock() - each.ended_at >= each.pause_seconds:
+                if each.worker.is_waiting and running_clock() - each.ended_at >= each.pause_seconds:
                     self._restart(each)
                 continue
             each.is_reported = True
-            if isinstance(each.error, PrimaryMoved):
-                self._adopt(lineage, each.error)
+            if isinstance(each.worker.ended_by, PrimaryMoved):
+                self._adopt(lineage, each.worker.ended_by)
                 return  # the workers are others now
-            if _is_waiting(each):
+            if each.worker.is_waiting:
                 each.worker.metrics.shard_waiting.set(1)
                 log.warning(
-                    "shard %s waits for its database: %s; next try in %.0f s", lineage, each.error, each.pause_seconds
+                    "shard %s waits for its database: %s; next try in %.0f s",
+                    lineage,
+                    each.worker.ended_by,
+                    each.pause_seconds,
                 )
             else:
                 self.metrics.shard_failed.labels(lineage).set(1)
-                log.error("shard %s has stopped", lineage, exc_info=each.error)
+                log.error("shard %s has stopped", lineage, exc_info=each.worker.ended_by)
 
 
 def _with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Config:
@@ -306,10 +303,6 @@ def _with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Con
         for name, keyspace in config.keyspaces.items()
     }
     return replace(config, keyspaces=keyspaces) if adopted else config
-
-
-def _is_waiting(ended: _Running) -> bool:
-    return ended.worker.is_waiting
 
 
 def _assignments(

@@ -2,8 +2,7 @@
 
 The stripe of each key is deleted, and then the key. Nothing is stored without its stripe, which comes back with all
 that the primary had executed by the time of its deletion (``freshness.algorithm.restore``): afterwards no reader can
-store what is older. It asks no database, needs no running invalidator and disturbs none. Called by the command line
-and by the HTTP service.
+store what is older. It asks no database, needs no running invalidator and disturbs none.
 """
 
 from __future__ import annotations

@@ -135,8 +135,6 @@ class Checkup:
             self.findings.append(finding)
             self.refusals.append(error)
 
-    # -- databases -----------------------------------------------------------------------------------------
-
     def _check_shard(
         self, keyspace: Keyspace, shard: Shard, tables: Collection[str], objects: Collection[ObjectConfig]
     ) -> None:
@@ -172,8 +170,6 @@ class Checkup:
                 # The last one: an ordinary transaction that a replica has executed is known to it by now
                 self.findings += ShardFacts(self._config, shard, facts, replicas).check()
                 self.findings += check_tables(facts, objects, TableFacts.look(reader))
-
-    # -- cache nodes ---------------------------------------------------------------------------------------
 
     def check_nodes(self) -> None:
         """Whether each node answers and can serve, and is one node under one name (F94)."""

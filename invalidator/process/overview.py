@@ -74,9 +74,6 @@ class Overview:
         }
 
 
-# -- shards ------------------------------------------------------------------------------------------------------
-
-
 def _describe_shard(worker: ShardWorker) -> dict[str, Any]:
     task, recent, now = worker.assignment, worker.recent, running_clock()
     lags, buckets = recent.list_lags(now), recent.list_buckets(now)
@@ -167,8 +164,6 @@ def _round(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-# -- problems ----------------------------------------------------------------------------------------------------
-
 NAMED_MAX: Final = 3
 """Maximum number of problems that the summary names."""
 
@@ -255,9 +250,6 @@ def _try_again(hint: str) -> str:
 def _tell(failure: BaseException | str) -> tuple[str, str]:
     """Its message and its hint."""
     return (failure.message, failure.hint) if isinstance(failure, FreshnessError) else (str(failure), "")
-
-
-# -- reshards ----------------------------------------------------------------------------------------------------
 
 
 def _find_reshards(config: Config) -> Iterator[dict[str, Any]]:

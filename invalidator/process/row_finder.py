@@ -2,7 +2,7 @@
 
 A row is used if both images are whole and hold what a client reads, and its key names this shard alone. Any doubt
 about one row leaves out all of the transaction: its keys are invalidated as those of any other object. So is the key
-of a row that takes several items. Called by ``invalidator.loop.shard``, in the worker's thread.
+of a row that takes several items.
 """
 
 from __future__ import annotations

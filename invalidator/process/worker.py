@@ -19,7 +19,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import find_record, record_key, resume_key
-from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get, Wait
 from freshness.algorithm.witness import Witness
 from freshness.config.server import ServerAddress
@@ -280,7 +279,8 @@ class ShardWorker:
             pulse.stop()
             epochs.close()
             primary.close()
-            _close_all(nodes)
+            for node in nodes.values():
+                node.close()
 
     def _make_answerer(
         self, driver: BlockingDriver, source: Source, epochs: HeartbeatWriter
@@ -312,8 +312,6 @@ class ShardWorker:
         problems = [each for each in self.invalidator.problems.values() if isinstance(each, MembershipLost)]
         is_new, self._shut_out_by = problems != self._shut_out_by, problems
         return is_new and bool(problems)
-
-    # -- set-up --------------------------------------------------------------------------------------------
 
     def _check(self) -> Cascades:
         """Refuse a primary that would lose invalidations. Returns the tables that foreign keys change, by table
@@ -449,8 +447,3 @@ class _KeysAltered(Exception):
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
-
-
-def _close_all(nodes: Mapping[str, CacheNode]) -> None:
-    for node in nodes.values():
-        node.close()

@@ -142,13 +142,6 @@ Image = Mapping[str, Any] | None
 
 
 @dataclass(slots=True)
-class _Open:
-    """A transaction of which rows were written. ``counts``: events by data collection."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
 class EnvelopeRecords:
     """``connector``: Debezium's name of it. ``raises``: makes the lines of raises, and holds the layouts."""
 
@@ -156,16 +149,17 @@ class EnvelopeRecords:
     raises: LineWriter
     connector: Literal["mysql", "mariadb"]
     now_ns: Callable[[], int] = time.time_ns
-    _open: dict[str, _Open] = field(default_factory=dict)
+    _counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """By shard, of a transaction of which rows were written, its events by data collection."""
 
     def records(self, message: StreamMessage) -> Iterable[Record]:
         require_layouts(self.raises, message)
         if not message.first_row:
-            self._open.pop(message.shard, None)
+            self._counts.pop(message.shard, None)
         transaction = message.transaction
         for row, change in zip(message.rows, transaction.changes, strict=True):
-            if message.shard not in self._open:
-                self._open[message.shard] = _Open()
+            if message.shard not in self._counts:
+                self._counts[message.shard] = Counter()
                 yield self._boundary(message, "BEGIN", None)
             yield from self._change(message, row, change)
         # After the rows: the layouts are read again for what follows.
@@ -173,8 +167,8 @@ class EnvelopeRecords:
         for line in self.raises.lines(bare):
             assert isinstance(line, UpdateLine), "a message without rows"
             yield raise_record(self.topics, line)
-        if message.is_last and message.shard in self._open:
-            yield self._boundary(message, "END", self._open.pop(message.shard).counts)
+        if message.is_last and message.shard in self._counts:
+            yield self._boundary(message, "END", self._counts.pop(message.shard))
 
     def _change(self, message: StreamMessage, row: int, change: RowChange) -> Iterator[Record]:
         topic = self.topics.table(message.shard, change.table)
@@ -209,7 +203,7 @@ class EnvelopeRecords:
         after: Image,
     ) -> Record:
         schema = self.topics.find_schema(message.shard)
-        counts = self._open[message.shard].counts
+        counts = self._counts[message.shard]
         collection = f"{schema}.{change.table}"
         counts[collection] += 1
         committed_us, position = message.transaction.timestamp_us, message.token.position

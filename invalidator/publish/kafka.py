@@ -122,7 +122,7 @@ class KafkaWriter:
                         "acks": "all",
                     }
                 )
-                self._admin = AdminClient(self._client_settings())
+                self._admin = AdminClient({**self._common})
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._INVALID_ARG:
                     raise ConfigError(
@@ -163,7 +163,7 @@ class KafkaWriter:
             end = next(iter(latest.values())).result().offset
             consumer = Consumer(
                 {
-                    **self._client_settings(),
+                    **self._common,
                     "group.id": "freshness-publish",
                     "isolation.level": "read_committed",
                     "enable.partition.eof": True,
@@ -287,16 +287,11 @@ class KafkaWriter:
                     raise
         self._known.add(name)
 
-    def _client_settings(self) -> dict[str, Any]:
-        return dict(self._common)
-
 
 @contextmanager
 def _translated(doing: str) -> Iterator[None]:
     try:
         yield
-    except FreshnessError:
-        raise
     except KafkaException as error:
         raise _translate(doing, error.args[0]) from error
 

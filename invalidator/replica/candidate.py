@@ -1,6 +1,6 @@
 """Which servers of a shard are good sources of its stream, judged by what looks at them have shown.
 
-Pure: no connection, no clock. Called by ``invalidator.replica.source``, which looks, chooses and reads.
+Pure: no connection, no clock. `invalidator.replica.source` looks, chooses and reads.
 """
 
 from __future__ import annotations

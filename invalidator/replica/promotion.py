@@ -3,7 +3,7 @@
 Used only if the operator allows it (``adopt_promotions``). Exactly one of the listed servers may be writable. If
 several are, nothing is followed and nothing is cached. If one other than the current primary is, it must follow
 nobody, have executed everything that was streamed or acknowledged, and have had no transaction of its own while it
-was a replica (F53). Called by ``invalidator.process.worker``, in whose threads it runs.
+was a replica (F53). Runs in the threads of the worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PrimaryMoved(SourceUnavailable):
 
 def with_primary(shard: Shard, address: ServerAddress) -> Shard:
     """The shard with this one of its servers as the primary; the previous one becomes a replica."""
-    listed = [each for each in shard.replicas if _is_same(each, address)]
+    listed = [each for each in shard.replicas if (each.host, each.port) == (address.host, address.port)]
     if not listed:
         return shard
     others = [each for each in shard.replicas if each not in listed]
@@ -143,10 +143,6 @@ class PromotionWatch:
         for address, state in states.items():
             if address != self.shard.primary:
                 self._errant[address] = find_foreign(state, primary, nothing)
-
-
-def _is_same(one: ServerAddress, other: ServerAddress) -> bool:
-    return (one.host, one.port) == (other.host, other.port)
 
 
 def _with_account(primary: ServerAddress, address: ServerAddress) -> ServerAddress:

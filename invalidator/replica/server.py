@@ -1,7 +1,6 @@
 """The report of a database server on its positions and its role, and whether it can serve a start position.
 
-Connections and the translation of errors are in ``freshness.database.connection``. Called by
-``invalidator.binlog.source``, ``invalidator.replica.source``, ``invalidator.rules.primary`` and the composition root.
+Connections and the translation of errors are in ``freshness.database.connection``.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ def read_state(connection: Connection, flavor: str) -> ServerState:
         follows=bool(replication),
         stopped="; ".join(find_stopped(replication)),
         unfit="; ".join(_find_unfit(connection, replication)),
-        heartbeats=_read_heartbeats(connection),
+        heartbeats=read_heartbeats(connection, "id", "min_us", "min_us > 0") or {},
         last_numbers=_last_numbers(str(history)),
         server=server_identity(connection, flavor),
         is_read_only=str(read_only).upper() not in _WRITABLE,
@@ -289,14 +288,15 @@ def _read_log_status(connection: Connection) -> list[dict[str, str]]:
         return _read_named(connection, "SHOW BINARY LOG STATUS")
 
 
-def _read_heartbeats(connection: Connection) -> dict[str, int]:
+def read_heartbeats(connection: Connection, name: str, number: str, condition: str) -> dict[str, int] | None:
+    """Numbers by name, both SQL, from rows of the heartbeat table; None if there is no such table."""
     try:
-        rows = read_rows(connection, f"SELECT id, min_us FROM {HEARTBEAT_TABLE} WHERE min_us > 0")
+        rows = read_rows(connection, f"SELECT {name}, {number} FROM {HEARTBEAT_TABLE} WHERE {condition}")
     except pymysql.ProgrammingError as error:
         if error.args[0] != _NO_SUCH_TABLE:
             raise
-        return {}
-    return {str(instance): int(us) for instance, us in rows}
+        return None
+    return {str(name): int(number) for name, number in rows}
 
 
 def _read_named(connection: Connection, sql: str) -> list[dict[str, str]]:

@@ -151,8 +151,6 @@ class ReplicaSource:
         self._failure: FreshnessError | None = None
         self._better_since: float | None = None
 
-    # -- the role of a source ------------------------------------------------------------------------------
-
     def open(self, start: Position) -> None:
         """See `Source.open`: from the best server that has the start position and the log after it.
 
@@ -192,8 +190,6 @@ class ReplicaSource:
         if lookout is not None:
             lookout.close()
 
-    # -- opening -------------------------------------------------------------------------------------------
-
     def _situation(self, *, is_streaming: bool) -> Situation:
         primary = self._primary.state
         if primary is None:
@@ -219,7 +215,8 @@ class ReplicaSource:
         """Open the stream there; return the verdict if that failed."""
         if self._source is None or server is not self._current:
             # A source's memory of prepared XA transactions holds only as long as no other source is read
-            self._close_source()
+            if self._source is not None:
+                self._source.close()
             self._current, self._source = server, self._make_source(server.address)
         try:
             self._source.open(start)
@@ -269,8 +266,6 @@ class ReplicaSource:
             f"no server can serve the stream now: {reasons}",
             hint="start one, or its replication; a replica that lags is waited for",
         )
-
-    # -- reading -------------------------------------------------------------------------------------------
 
     def _take(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
         """The next transactions of the source. While it is being left: those it has at once, and then the reason."""
@@ -338,8 +333,6 @@ class ReplicaSource:
             hint="it was not applied; rebuild the replica, which is not read from until it is gone",
         )
 
-    # -- watching ------------------------------------------------------------------------------------------
-
     def _watch(self) -> None:
         """Take in a finished round of looks and draw the conclusions; begin the next one when it is due."""
         if self._round is not None and self._round.done():
@@ -404,8 +397,6 @@ class ReplicaSource:
             if server is not self._primary:
                 server.note(looks[server.address], self._primary.state, now)
 
-    # -- ending --------------------------------------------------------------------------------------------
-
     def _left(self, reason: str) -> SourceUnavailable:
         assert self._current is not None
         return SourceUnavailable(
@@ -436,11 +427,6 @@ class ReplicaSource:
         self._pending.clear()
         if self._source is not None:
             self._source.close()
-
-    def _close_source(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
 
 
 def _name_server(state: ServerState) -> str:

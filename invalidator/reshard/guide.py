@@ -79,8 +79,6 @@ class Guide:
                     hint="put it there: paths of passwords start at the folder of the file",
                 )
 
-    # -- the steps -----------------------------------------------------------------------------------------
-
     def list_steps(self) -> tuple[ReshardStep, ...]:
         plan = self.plan
         return (
@@ -172,8 +170,6 @@ class Guide:
             "vtctldclient Reshard ... complete, once retire is done",
         )
 
-    # -- what is missing -----------------------------------------------------------------------------------
-
     def _find_unfollowed(self, sight: Sight) -> Iterator[str]:
         if sight.stage is Stage.PREVIOUS:
             yield f"{self.path} does not name {_names(self.plan.destinations)}"
@@ -258,8 +254,6 @@ class Guide:
     def _find_readers(self, sight: Sight) -> Iterator[str]:
         for name, count in sight.sessions.items():
             yield f"{count} session{'s' if count > 1 else ''} of {name}"
-
-    # -- the current step, and the next --------------------------------------------------------------------
 
     def find_present(self, sight: Sight, *, word: bool = False) -> tuple[ReshardStep | None, list[str]]:
         """The first step that does not show as done, and what is missing; None after the last. ``word``: the operator

@@ -37,9 +37,6 @@ _NODES: Final = re.compile(rf"^([ \t]*)(nodes[ \t]*=[ \t]*){_ARRAY}([^\n]*)", re
 _PREVIOUS: Final = re.compile(rf"^[ \t]*previous_nodes[ \t]*=[ \t]*{_ARRAY}[^\n]*\n", re.MULTILINE)
 
 
-# -- the next file -----------------------------------------------------------------------------------------------
-
-
 def change_nodes(config: Config, change: Callable[[list[str]], list[str]]) -> str:
     """The text of the next file, in which ``change`` has made the list of nodes. Raises `ConfigError` while another
     change is under way, and `StepRefused` if a new node cannot be one."""
@@ -180,9 +177,6 @@ def _array(nodes: Sequence[str], indent: str | None = None) -> str:
     if indent is None:
         return toml_value(list(nodes))
     return "[\n" + "".join(f"{indent}    {toml_value(node)},\n" for node in nodes) + f"{indent}]"
-
-
-# -- the steps ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,9 +160,6 @@ def _names(shards: Iterable[Shard]) -> str:
     return ", ".join(shard.lineage for shard in shards) or "no shard"
 
 
-# -- the files --------------------------------------------------------------------------------------------
-
-
 def _read(path: Path) -> str:
     return path.read_text("utf-8")
 

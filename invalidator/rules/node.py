@@ -1,7 +1,6 @@
 """Whether a cache node suits the configuration, by what it says of itself. Pure: facts in, findings out.
 
-Called by ``invalidator.process.checkup``. Answers that no server at hand gives, such as those of managed services,
-are tested as they are documented.
+Answers that no server at hand gives, such as those of managed services, are tested as they are documented.
 """
 
 from __future__ import annotations
@@ -48,6 +47,9 @@ class NodeFacts:
             yield from _check_memcached(self, config.cache, lineages)
         else:
             yield from _check_redis(self, config.cache, lineages)
+        evicted = self.number("stats", "evictions") or self.number("INFO", "evicted_keys")
+        if evicted:
+            yield self.find(Rule.EVICTIONS, f"it has evicted {evicted} items since it started")
         ahead = self.clock_ahead_seconds
         if abs(ahead) > config.cache.clock_skew_seconds:
             side = "ahead of" if ahead > 0 else "behind"
@@ -85,9 +87,6 @@ def _check_memcached(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iter
     idle = node.number("stats settings", "idle_timeout")
     if idle:
         yield node.find(Rule.IDLE_TIMEOUT, f"it ends connections that are idle for {idle} s (idle_timeout)")
-    evicted = node.number("stats", "evictions")
-    if evicted:
-        yield node.find(Rule.EVICTIONS, f"it has evicted {evicted} items since it started")
 
 
 def _check_redis(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iterator[CheckFinding]:
@@ -125,9 +124,6 @@ def _check_redis(node: NodeFacts, cache: CacheConfig, lineages: int) -> Iterator
     refused = node.number("INFO", "rejected_connections")
     if refused:
         yield node.find(Rule.NODE_CONNECTIONS, f"it has refused {refused} connections", "raise maxclients of Redis")
-    evicted = node.number("INFO", "evicted_keys")
-    if evicted:
-        yield node.find(Rule.EVICTIONS, f"it has evicted {evicted} items since it started")
 
 
 def check_record(

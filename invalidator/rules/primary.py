@@ -2,7 +2,6 @@
 
 It only asks. A session that changes its own format or compression later is beyond it: there the stream itself stops,
 or raises tables. Each finding carries the F-number of what it prevents and the remedy.
-Called by ``invalidator.process.checkup`` and before every start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Whether reads of the other servers of a shard are right, and become hits. Pure: facts in, findings out.
-
-Called by ``invalidator.process.checkup``, which looks at the replicas first and at the primary afterwards.
-"""
+"""Whether reads of the other servers of a shard are right, and become hits. Pure: facts in, findings out."""
 
 from __future__ import annotations
 

@@ -9,21 +9,18 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import pymysql
 
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, read_rows
-from freshness.stream.heartbeat import HEARTBEAT_TABLE
-from invalidator.replica.server import ServerState, find_log_filters, read_replication, read_state
+from invalidator.replica.server import ServerState, find_log_filters, read_heartbeats, read_replication, read_state
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 from invalidator.rules.service import AMAZON, ServiceName, find_service, read_retention, set_variable
 
 Answer = TypeVar("Answer")
-
-_NO_SUCH_TABLE: Final = 1146
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,9 @@ class ServerFacts:
             replication=None if replication is None else tuple(replication),
             log_filters=None if filters is None else tuple(filters),
             state=_ask(lambda: read_state(connection, flavor)),
-            topologies=_ask(lambda: _read_topologies(connection)),
+            topologies=_ask(
+                lambda: read_heartbeats(connection, "watermark", "MAX(sequence)", "id LIKE '=%' GROUP BY watermark")
+            ),
             clock_ahead_seconds=_read_clock(connection),
         )
 
@@ -122,19 +121,6 @@ def _ask(question: Callable[[], Answer]) -> Answer | None:
         return question()
     except pymysql.OperationalError:
         return None
-
-
-def _read_topologies(connection: Connection) -> dict[str, int] | None:
-    try:
-        rows = read_rows(
-            connection,
-            f"SELECT watermark, MAX(sequence) FROM {HEARTBEAT_TABLE} WHERE id LIKE '=%' GROUP BY watermark",
-        )
-    except pymysql.ProgrammingError as error:
-        if error.args[0] != _NO_SUCH_TABLE:
-            raise
-        return None
-    return {str(namespace): int(number) for namespace, number in rows}
 
 
 def _read_clock(connection: Connection) -> float:

@@ -1,7 +1,6 @@
 """The managed services that a database server belongs to, known by what it answers, and what that means.
 
-The signs are of the services' public documentation; no service was asked itself. Called by
-``invalidator.rules.server``.
+The signs are of the services' public documentation; no service was asked itself.
 """
 
 from __future__ import annotations

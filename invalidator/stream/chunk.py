@@ -2,8 +2,7 @@
 
 The position before the SELECT is one that it shows (`reading_above`), the one after it holds all that it may have
 shown. Values come in the log's form, so that a row reads the same whether it was changed or read again; a value whose
-form in the log is uncertain is `UNREADABLE`. Called by ``invalidator.stream.refresh``, in a thread of its own. Takes
-no lock and writes nothing.
+form in the log is uncertain is `UNREADABLE`. Runs in a thread of its own, takes no lock and writes nothing.
 """
 
 from __future__ import annotations
@@ -109,18 +108,16 @@ def make_log_table(walked: WalkedTable) -> LogTable:
 
 def _find_form(column: WalkedColumn) -> tuple[str, Convert]:
     """The expression to select, and what the log makes of its value."""
-    name, kind = quote_name(column.name), column.kind
-    if kind in _INTEGERS or kind in _GEOMETRIES or kind in ("decimal", "double", "time", "year"):
+    name, kind, is_text_exact = quote_name(column.name), column.kind, is_exact(_charset_of(column))
+    if kind in _INTEGERS | _BYTES | _GEOMETRIES | {"decimal", "double", "time", "year"}:
         return name, _SAME
     if _is_raw(column):
         return f"CAST({name} AS BINARY)", _SAME
     if kind in _TEXTS or kind == "enum":
-        return name, _SAME if _is_exact(column) else lambda text: text if text.isascii() else UNREADABLE
+        return name, _SAME if is_text_exact else lambda text: text if text.isascii() else UNREADABLE
     if kind == "set":
         has_empty_label = _EMPTY_LABEL.search(column.whole_type) is not None
-        return name, partial(_to_set, is_exact=_is_exact(column), has_empty_label=has_empty_label)
-    if kind in _BYTES:
-        return name, _SAME
+        return name, partial(_to_set, is_exact=is_text_exact, has_empty_label=has_empty_label)
     if kind == "float":
         return f"{name} * 1e0", _SAME  # its own text has six digits
     if kind == "bit":
@@ -129,10 +126,6 @@ def _find_form(column: WalkedColumn) -> tuple[str, Convert]:
         return name, lambda value: value if isinstance(value, date) else UNREADABLE
     # JSON, UUID, INET6, VECTOR and what is new: only whether it is NULL
     return f"IF({name} IS NULL, NULL, 1)", lambda _: UNREADABLE
-
-
-def _is_exact(column: WalkedColumn) -> bool:
-    return is_exact(_charset_of(column))
 
 
 def _is_raw(column: WalkedColumn) -> bool:

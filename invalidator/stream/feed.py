@@ -1,7 +1,7 @@
 """One shard of the merged stream: the thread that reads its log, and the bounded buffer before the consumer.
 
 The thread opens the source, reads it, and opens it again after a failure, from where it was and never from further
-back. Called by ``invalidator.stream.update_stream``, whose lock guards what both threads use.
+back. The lock of `invalidator.stream.update_stream` guards what both threads use.
 """
 
 from __future__ import annotations

@@ -42,9 +42,6 @@ CHANGES: Final = frozenset(("insert", "update", "delete"))
 log = logging.getLogger(__name__)
 
 
-# -- from messages to lines ----------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class LineWriter:
     """Makes lines of messages. ``resume``: resume text of the last whole transaction; at first, of the stream's
@@ -201,9 +198,6 @@ class _Told:
     schema: TableSchema
     id: str
     is_told: bool
-
-
-# -- from lines to messages ----------------------------------------------------------------------------------------
 
 
 def read_json_lines(path: Path) -> Iterator[StreamMessage]:

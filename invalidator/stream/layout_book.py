@@ -1,4 +1,4 @@
-"""The layouts of the tables of all shards, for the keys and digests of rows. Called by the readers of the stream."""
+"""The layouts of the tables of all shards, for the keys and digests of rows."""
 
 from __future__ import annotations
 

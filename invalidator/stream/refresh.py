@@ -190,8 +190,6 @@ class RefreshedStream:
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._stream.close()
 
-    # -- the stream ------------------------------------------------------------------------------------------------
-
     def _note_lineages(self) -> None:
         """Nothing is remembered from before the begin of a lineage: its servers must show that."""
         for lineage, token in self._stream.resume.tokens.items():
@@ -207,8 +205,6 @@ class RefreshedStream:
         for table in message.transaction.raised_tables.intersection(self._place.tables):
             self._place = self._place.restart(lineage, table)
         return replace(message, refresh=self._place)
-
-    # -- the refresh -----------------------------------------------------------------------------------------------
 
     def _advance(self) -> StreamMessage | None:
         """A chunk, if one may come now. Begins to read the next one."""

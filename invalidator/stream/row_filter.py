@@ -1,7 +1,6 @@
 """The rows of a shard's log that lie in a key range; for a log that also has others.
 
-Called by ``invalidator.stream.feed``. A row whose range is unknown stays, with the reason: nothing is left out in
-doubt.
+A row whose range is unknown stays, with the reason: nothing is left out in doubt.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The JSON Schema fits ``key``, ``before`` and ``after`` of every line that names the schema's id: an image may leave
 columns out (``binlog_row_image``, or those that a consumer did not ask for), so none is required. The Avro record
-holds whole rows. Called by ``invalidator.http.consumers`` and by ``invalidator schema``. No I/O.
+holds whole rows. No I/O.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ def format_schema(line: SchemaLine, form: SchemaFormat) -> Document:
         document: Document = json.loads(encode_line(line))
         return document
     return make_json_schema(line) if form == "json-schema" else make_avro_schema(line)
-
-
-# -- JSON Schema ---------------------------------------------------------------------------------------------------
 
 
 def make_json_schema(line: SchemaLine) -> Document:
@@ -130,8 +127,6 @@ def _declare(column: TableColumn) -> str:
     size = f"({','.join(map(str, numbers))})" if numbers else ""
     return f"{column.type}{size}{' unsigned' if column.unsigned else ''}"
 
-
-# -- Avro ----------------------------------------------------------------------------------------------------------
 
 _OTHER: Final = "freshness.Other"
 _NOT_OF_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]")

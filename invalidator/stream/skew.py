@@ -7,14 +7,13 @@ that left counts no more. Waiting is bounded twice: a shard that says nothing fo
 and nobody is held for longer than ``hold_seconds``; what goes on then is marked as unaligned.
 
 Times are the log's (start of a statement on MariaDB; F3): good for aligning streams to seconds, never for order or
-freshness. Pure: clocks are given, and nothing here waits. Called by ``invalidator.stream.update_stream``; the
-invalidator itself applies shards independently and never asks.
+freshness. Pure: clocks are given, and nothing here waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -44,27 +43,20 @@ class _Shard:
         return self.watermark_us if self.next_us is None else self.next_us
 
 
+@dataclass(slots=True)
 class Alignment:
     """``clock``: seconds that only rise, and stand still while nobody can be heard. ``now_us``: the wall clock. The
     two bounds are explained above."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        now_us: Callable[[], int],
-        *,
-        silence_seconds: float = SILENCE_SECONDS,
-        hold_seconds: float = HOLD_SECONDS,
-    ) -> None:
-        self._clock = clock
-        self._now_us = now_us
-        self._silence_seconds = silence_seconds
-        self._hold_seconds = hold_seconds
-        self._shards: dict[str, _Shard] = {}
+    clock: Callable[[], float]
+    now_us: Callable[[], int]
+    silence_seconds: float = SILENCE_SECONDS
+    hold_seconds: float = HOLD_SECONDS
+    _shards: dict[str, _Shard] = field(default_factory=dict, init=False)
 
     def join(self, name: str, watermark_us: int) -> None:
         """A shard begins, from ``watermark_us`` on: it holds others until it is heard, or silent for too long."""
-        self._shards[name] = _Shard(watermark_us, self._clock())
+        self._shards[name] = _Shard(watermark_us, self.clock())
 
     def leave(self, name: str) -> None:
         """The shard has ended, and counts no more."""
@@ -75,8 +67,8 @@ class Alignment:
         that is ahead, or a session that sets its own time, delays nothing. That is settled here, once: a message must
         not grow newer by waiting."""
         shard = self._shards[name]
-        shard.heard_at = self._clock()
-        shard.next_us = min(timestamp_us, self._now_us()) or None
+        shard.heard_at = self.clock()
+        shard.next_us = min(timestamp_us, self.now_us()) or None
 
     def delivered(self, name: str) -> None:
         """The message offered last has been delivered."""
@@ -86,11 +78,11 @@ class Alignment:
             shard.watermark_us = max(shard.watermark_us, shard.next_us)
         shard.next_us = None
         shard.held_since = None
-        shard.heard_at = self._clock()
+        shard.heard_at = self.clock()
 
     def judge(self, name: str) -> AlignmentVerdict:
         """Whether the shard's next message may go now. Ask again after any change, and after a while."""
-        shard, now = self._shards[name], self._clock()
+        shard, now = self._shards[name], self.clock()
         if shard.next_us is None:
             return AlignmentVerdict.ALIGNED
         latest_us = shard.next_us - LIMIT_US
@@ -102,7 +94,7 @@ class Alignment:
             return AlignmentVerdict.UNALIGNED
         if shard.held_since is None:
             shard.held_since = now
-        if now - shard.held_since > self._hold_seconds:
+        if now - shard.held_since > self.hold_seconds:
             shard.is_given_up = True
         return AlignmentVerdict.UNALIGNED if shard.is_given_up else AlignmentVerdict.HOLD
 
@@ -112,8 +104,8 @@ class Alignment:
 
     def find_silent(self) -> list[str]:
         """The shards for which nobody waits any more."""
-        now = self._clock()
+        now = self.clock()
         return [name for name, shard in self._shards.items() if not self._is_live(shard, now)]
 
     def _is_live(self, shard: _Shard, now: float) -> bool:
-        return shard.next_us is not None or now - shard.heard_at <= self._silence_seconds
+        return shard.next_us is not None or now - shard.heard_at <= self.silence_seconds

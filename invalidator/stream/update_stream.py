@@ -6,8 +6,8 @@ is none, and ``minimize_skew`` (``invalidator.stream.skew``) only keeps them wit
 skipped: a change that cannot be delivered ends the stream with an error, and a row that may lie in the key range is
 delivered.
 
-Called by the HTTP service, the archive and the command line. The invalidator itself does not use it: it applies each
-shard on its own. Never chooses servers and knows no database: sources, heads and seeking are given (`Access`).
+The invalidator itself does not use it: it applies each shard on its own. Never chooses servers and knows no database:
+sources, heads and seeking are given (`Access`).
 """
 
 from __future__ import annotations
@@ -78,8 +78,6 @@ class UpdateStream:
         self._start = start
         self._shards = self._select(keyspace.shards)
         self._add_feeds()
-
-    # -- for the consumer ------------------------------------------------------------------------------------
 
     def poll(self, timeout_seconds: float) -> StreamMessage | None:
         """The next message; None if none may be delivered within the time.
@@ -179,8 +177,6 @@ class UpdateStream:
         for feed in self._feeds.values():
             feed.join(max(0.0, deadline - time.monotonic()))
 
-    # -- topology --------------------------------------------------------------------------------------------
-
     def _select(self, shards: Sequence[Shard]) -> dict[str, Shard]:
         """The serving shards that overlap the key range, by lineage."""
         selected = {
@@ -254,8 +250,6 @@ class UpdateStream:
         elif self._vector.keys() - self._feeds.keys():
             # Only now: a consumer that resumes in between needs the old lineages for the new shards' starts.
             self._vector = {lineage: self._vector[lineage] for lineage in self._feeds}
-
-    # -- merging ---------------------------------------------------------------------------------------------
 
     def _take_next(self) -> tuple[Feed, BufferedTransaction, bool] | None:
         """The next item, of which feed, and whether it is aligned. Nothing before all shards know their begin:

@@ -123,21 +123,18 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
     return None
 
 
+_UNSUITABLE: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: "give user and password in the URL: vtgate runs with static authentication",
+    grpc.StatusCode.PERMISSION_DENIED: "check user and password, and the certificate where vtgate asks for one",
+    grpc.StatusCode.UNIMPLEMENTED: "is this vtgate's gRPC port, and is grpc-vtgateservice in its --service_map?",
+    grpc.StatusCode.INVALID_ARGUMENT: "vtgate refuses the request: check keyspace, shards, tables and columns",
+    grpc.StatusCode.NOT_FOUND: "check the names of keyspace and shard",
+}
+
+
 def _by_code(code: grpc.StatusCode, details: str, said: str) -> FreshnessError:
-    if code == grpc.StatusCode.UNAUTHENTICATED:
-        return SourceUnsuitable(
-            said, hint="give user and password in the URL: vtgate runs with static authentication"
-        )
-    if code == grpc.StatusCode.PERMISSION_DENIED:
-        return SourceUnsuitable(said, hint="check user and password, and the certificate where vtgate asks for one")
-    if code == grpc.StatusCode.UNIMPLEMENTED:
-        return SourceUnsuitable(
-            said, hint="is this vtgate's gRPC port, and is grpc-vtgateservice in its --service_map?"
-        )
-    if code == grpc.StatusCode.INVALID_ARGUMENT:
-        return SourceUnsuitable(said, hint="vtgate refuses the request: check keyspace, shards, tables and columns")
-    if code == grpc.StatusCode.NOT_FOUND:
-        return SourceUnsuitable(said, hint="check the names of keyspace and shard")
+    if code in _UNSUITABLE:
+        return SourceUnsuitable(said, hint=_UNSUITABLE[code])
     if code == grpc.StatusCode.FAILED_PRECONDITION and _SHARD_GONE.search(details):
         return SourceUnsuitable(said, hint="the shard was resharded away: correct the topology")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):

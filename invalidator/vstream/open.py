@@ -1,7 +1,7 @@
 """The source of a shard of Vitess, for those to whom Vitess is one of several databases.
 
 grpcio and protobuf are an extra, so ``invalidator.vstream.source`` is imported only if a keyspace of Vitess is
-configured. Called by the invalidator's workers and the merged stream.
+configured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Positions as vtgate writes them, ``MySQL56/uuid:1-5``, and what one transaction added to them.
 
 vtgate gives the position after each transaction; older versions do not name the transaction's own GTID, so it is the
-difference. Called by ``invalidator.vstream.source`` and ``invalidator.vstream.transaction``.
+difference.
 """
 
 from __future__ import annotations

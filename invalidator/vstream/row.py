@@ -1,7 +1,7 @@
 """FIELD and ROW events of a VStream to row changes.
 
 Rows that cannot be decoded are never skipped: `read_changes` raises the reason, and the table is raised. Holds no
-connection. Called by ``invalidator.vstream.transaction``.
+connection.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 vtgate names no log files, and its times are those of statements. Heartbeats are exact: a process writes one after the
 one before was committed. So everything up to a heartbeat was committed before the same process wrote its next one,
 and that one bears its time. `find_position` reads the shard's log through vtgate for heartbeats alone. It errs to the
-early side, as ``invalidator.binlog.seek`` does. Called by the merged stream.
+early side, as ``invalidator.binlog.seek`` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Final
 
 from freshness.config.keyspace import Shard
-from freshness.database.connection import connect, read_rows, translated
+from freshness.database.connection import connected, read_rows
 from freshness.database.vitess import readable
 from freshness.errors import HistoryPurged, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
@@ -132,14 +132,8 @@ def first_of(position: Position) -> Position:
 def _read_ends(shard: Shard) -> tuple[Position, Position]:
     """The transactions that a tablet has purged, and those that it has executed. Raises `SourceUnavailable`,
     `SourceUnsuitable`, `HistoryPurged`."""
-    address = readable(shard)
-    connection = connect(address)
-    try:
+    with connected(readable(shard), "reading where the log begins") as connection:
         [(purged, executed)] = read_rows(connection, "SELECT @@global.gtid_purged, @@global.gtid_executed")
-    except Exception as error:
-        raise translated(error, address, "reading where the log begins") from error
-    finally:
-        connection.close()
     head = MysqlGtidSet.parse(str(executed))
     if head.is_empty:
         raise HistoryPurged(f"shard {shard.name}: its tablets have executed no transaction", hint="start it now")

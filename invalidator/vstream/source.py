@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, Final
 
 import grpc
@@ -156,7 +156,9 @@ class VStream:
                 for shard, position in start.items()
             },
         )
-        mailbox: Mailbox[ShardTransaction] = Mailbox(_measure, self._queue)
+        mailbox: Mailbox[ShardTransaction] = Mailbox(
+            lambda mails: measure([mail.transaction for mail in mails]), self._queue
+        )
         self._positions = dict(start)
         self._reader = VStreamReader(self._address, channel, call, splitter, mailbox)
         self._reader.start()
@@ -214,8 +216,6 @@ class VStream:
             call.cancel()
             channel.close()
         raise ended(self._address)
-
-    # -- the request ------------------------------------------------------------------------------------
 
     def _call(self, gtids: Mapping[str, str], timeout_seconds: float | None = None) -> tuple[Any, Any]:
         address = self._address
@@ -332,7 +332,3 @@ class VStreamSource:
 
 def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _measure(mails: Sequence[ShardTransaction]) -> tuple[int, int]:
-    return measure([mail.transaction for mail in mails])

@@ -2,8 +2,7 @@
 
 The shape is BEGIN, FIELD and ROW events, VGTID, COMMIT; or VGTID, then DDL or OTHER. A part that is out of place
 stops the stream; rows that cannot be read raise their table. Nothing is delivered before its COMMIT, so that a
-transaction which vtgate breaks off and begins again is delivered once. Holds no connection. Called by
-``invalidator.vstream.source``.
+transaction which vtgate breaks off and begins again is delivered once. Holds no connection.
 """
 
 from __future__ import annotations
@@ -163,8 +162,6 @@ class ShardAssembler:
             group.own = own if group.own is None else group.own.union(own)
             group.own_text = event.event_gtid
 
-    # -- rows -------------------------------------------------------------------------------------------
-
     def _name_of(self, table: str) -> str:
         """Without the keyspace, which older versions put before it whatever is asked."""
         return table.removeprefix(f"{self._keyspace}.")
@@ -211,8 +208,6 @@ class ShardAssembler:
                 group.heartbeats.append(parse_heartbeat(row))
             except FormatError as error:
                 group.add_reason(str(error))
-
-    # -- positions --------------------------------------------------------------------------------------
 
     def _reach(self, event: pb.VEvent) -> None:
         group = self._group
@@ -285,8 +280,6 @@ class ShardAssembler:
             size_bytes=group.size_bytes,
         )
         return [*done, transaction]
-
-    # -- resharding -------------------------------------------------------------------------------------
 
     def _end_shard(self, journal: pb.Journal) -> None:
         """The journal's own transaction stays undelivered: a stream that is opened again must meet it again."""

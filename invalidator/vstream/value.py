@@ -2,8 +2,7 @@
 reads in a binlog.
 
 A decoder is chosen once for each column. A value that cannot be decoded exactly (a zero date, a label in an unknown
-character set, an unknown type) becomes `UNREADABLE`, never NULL and never a guess. Called by
-``invalidator.vstream.row``.
+character set, an unknown type) becomes `UNREADABLE`, never NULL and never a guess.
 """
 
 from __future__ import annotations
@@ -151,9 +150,6 @@ def _choose(field: pb.Field, has_labels: bool) -> Decoder:
     return lambda data: UNREADABLE
 
 
-# -- numbers, times, bytes ------------------------------------------------------------------------------
-
-
 def _read_float32(data: bytes) -> float:
     """To the precision that the column has, as the binary log gives it."""
     narrowed: float = struct.unpack("<f", struct.pack("<f", float(data)))[0]
@@ -211,9 +207,6 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
     DATETIME: _read_datetime,
     JSON: _read_json,
 }
-
-
-# -- text -----------------------------------------------------------------------------------------------
 
 
 def _text_decoder(collation: int) -> Decoder:

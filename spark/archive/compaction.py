@@ -4,7 +4,7 @@ Each folder of a past hour is one task: its files become one (or a few, at `FILE
 file holds consecutive transactions, sorted by key, so that the rows of a key lie together and compress well. The
 merged file appears complete or not at all; from then on readers skip the files within it
 (``freshness.history.archive_file``), and a later run deletes them, when nobody reads them any more. The hour that is
-being written is left alone. Called by ``spark.archive``'s main.
+being written is left alone.
 """
 
 from __future__ import annotations
@@ -69,9 +69,6 @@ class Checked:
     problem: str
     begin: str = ""
     end: str = ""
-
-
-# -- one folder -----------------------------------------------------------------------------------------------
 
 
 def merge_folder(archive: str, folder: str) -> Merged:
@@ -182,9 +179,6 @@ def _hash(key: str) -> int:
     return crc32(key.encode())
 
 
-# -- checks ---------------------------------------------------------------------------------------------------
-
-
 def check_file(archive: str, path: str) -> Checked:
     """Check that a file holds what its name and its footer say: every ordinal once, whole transactions, and the
     positions of all of them between its two."""
@@ -242,9 +236,6 @@ def check_borders(files: Iterable[tuple[ArchiveFile, Checked]]) -> list[Checked]
         if problem:
             problems.append(Checked(str(file.path), 0, 0, problem))
     return problems
-
-
-# -- the whole ------------------------------------------------------------------------------------------------
 
 
 def list_local(archive: str) -> list[Path]:

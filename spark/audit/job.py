@@ -44,8 +44,7 @@ Everything that is not of one item is small, and known before anything is judged
                     v
                 violations
 
-The steps read and judge batches of columns. An engine runs them: one process, or Spark. Called by ``spark.audit``'s
-main.
+The steps read and judge batches of columns. An engine runs them: one process, or Spark.
 """
 
 from __future__ import annotations
@@ -130,9 +129,6 @@ def audit(
     return Audit(summary, violations, carry)
 
 
-# -- the step that judges --------------------------------------------------------------------------------
-
-
 def judge_piece(
     rules: Rules, known: Knowledge, context: Context, piece: int, table: pyarrow.Table
 ) -> Iterator[tuple[str, pyarrow.Table]]:
@@ -160,9 +156,6 @@ def judge_piece(
 
 
 _cells = attrgetter(*FINDING.names)
-
-
-# -- what the replay found -------------------------------------------------------------------------------
 
 
 def sum_tallies(replayed: Tables) -> Tally:

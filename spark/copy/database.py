@@ -6,7 +6,7 @@ applied twice, whatever Spark does again. One connection holds the lock of the r
 driver that has lost it cannot write any more.
 
 Executors write dumps, and nothing else, into a table that has another name when they are done. A task that was given
-up and goes on finds no table then. Called by ``spark.copy``.
+up and goes on finds no table then.
 """
 
 from __future__ import annotations

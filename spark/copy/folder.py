@@ -1,7 +1,6 @@
 """A copy in a folder: each dump and each merge of a table is a folder of files of its own, a generation.
 
-``state.json`` names the one that readers get, so a copy is replaced as a whole, and never half. Called by
-``spark.copy``.
+``state.json`` names the one that readers get, so a copy is replaced as a whole, and never half.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ row that did not change is in the dump as it was at B. So the dump with the stre
 position from H on, and it is not published before that. A published copy only moves forward.
 
 Positions alone decide what was applied: each run follows the stream from the copy's own position, and a change that
-the position contains is passed over. `spark.copy.target` keeps the copy, `spark.copy.table` reads the rows. Called by
-``spark.copy``'s main.
+the position contains is passed over. `spark.copy.target` keeps the copy, `spark.copy.table` reads the rows.
 """
 
 from __future__ import annotations
@@ -58,9 +57,6 @@ def bound_range(rows_per_range: int, rows_per_second: float | None, tasks: int) 
     return max(1, min(rows_per_range, int(TABLET_SECONDS * rows_per_second / tasks)))
 
 
-# -- positions of the primaries --------------------------------------------------------------------------------
-
-
 def find_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
     """`read_floor` on a connection of its own."""
     with (
@@ -74,9 +70,6 @@ def read_head(keyspace: Keyspace, shard: Shard) -> Position:
     """All that the primary has executed: more than any SELECT before it has shown."""
     with connected(shard.writable, "reading the head") as connection:
         return executed_position(connection, keyspace.gtid_flavor)
-
-
-# -- the job ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,7 +1,4 @@
-"""Changes of a table's rows, merged into the rows: the newest change of each key wins, and none is applied twice.
-
-Called by ``spark.copy``, which brings its tables up to date, and by ``spark.table_at``.
-"""
+"""Changes of a table's rows, merged into the rows: the newest change of each key wins, and none is applied twice."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 stream.
 
 Both ways give the same cells for the same row, so that a copy can be made of the one and kept up to date by the
-other. A column that the two ways decode differently is refused before
-anything is read. Knows nothing of Spark but its types. Called by
-``spark.copy``, on the driver and on executors.
+other. A column that the two ways decode differently is refused before anything is read. Knows nothing of Spark but
+its types. Runs on the driver and on executors.
 """
 
 from __future__ import annotations
@@ -64,6 +63,9 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "timestamp": TimestampNTZType(),
     "double": DoubleType(),
 }
+
+RowImage: TypeAlias = dict[str, Any] | None
+"""A row, by column; None if it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,47 +140,30 @@ class CopyTable:
     def to_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """Decode a row of the update stream: a row is gone, is there now, or both, if its key changed. A change that
         lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole."""
-        lineage, place = change["lineage"], (change["ordinal"], change["row"])
-        before, after = self._images(change)
-        try:
-            now = None if after is None else self.to_row(lineage, {**(before or {}), **after})
-            previous = None if before is None else self._key_of(lineage, before)
-        except KeyError:
-            yield self._not_whole(place)
-            return
-        yield from self._tell(place, previous, now)
+        before, now = _read_images(change)
+        return self._tell(change["lineage"], (change["ordinal"], change["row"]), before, now)
 
     def to_undone_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """The same for a change that is taken back: the row is there again as it was before, and places fall, so that
         of several the oldest is the newest. The image before must be whole: a column that it lacks cannot come from
         the image after."""
-        lineage, place = change["lineage"], (-change["ordinal"], -change["row"])
-        before, after = self._images(change)
-        try:
-            now = None if before is None else self.to_row(lineage, before)
-            previous = None if after is None else self._key_of(lineage, {**(before or {}), **after})
-        except KeyError:
-            yield self._not_whole(place)
-            return
-        yield from self._tell(place, previous, now)
-
-    def _images(self, change: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        before, after = (
-            None if change[name] is None else from_json_row(json.loads(change[name])) for name in ("before", "after")
-        )
-        return before, after
+        before, now = _read_images(change)
+        return self._tell(change["lineage"], (-change["ordinal"], -change["row"]), now, before)
 
     def _tell(
-        self, place: tuple[int, int], previous: str | None, now: tuple[Any, ...] | None
+        self, lineage: str, place: tuple[int, int], gone: RowImage, here: RowImage
     ) -> Iterator[tuple[Any, ...]]:
-        """The row is not under its previous key any more, and is there as it is now."""
+        """The row is not under the key of ``gone`` any more, and is there as ``here`` is."""
+        try:
+            previous = None if gone is None else self._key_of(lineage, gone)
+            now = None if here is None else self.to_row(lineage, here)
+        except KeyError:
+            yield (*place, 0, False, False, *(None,) * (len(self.columns) + 1))
+            return
         if previous is not None and (now is None or previous != now[0]):
             yield (*place, 0, True, True, previous, *(None,) * len(self.columns))
         if now is not None:
             yield (*place, 1, False, True, *now)
-
-    def _not_whole(self, place: tuple[int, int]) -> tuple[Any, ...]:
-        return (*place, 0, False, False, *(None,) * (len(self.columns) + 1))
 
     def _key_of(self, lineage: str, row: Mapping[str, Any]) -> str:
         columns = {column.name: column for column in self.columns}
@@ -189,6 +174,14 @@ class CopyTable:
         if any(cells[name] is None for name in self.key):
             raise KeyError("a part of the key cannot be told")
         return json.dumps([lineage, *(_spell(cells[name]) for name in self.key)])
+
+
+def _read_images(change: Mapping[str, Any]) -> tuple[RowImage, RowImage]:
+    """The row before the change, and after it, with what the log leaves out since it did not change."""
+    before, after = (
+        None if change[name] is None else from_json_row(json.loads(change[name])) for name in ("before", "after")
+    )
+    return before, None if after is None else {**(before or {}), **after}
 
 
 def _spell(cell: Any) -> Any:
@@ -224,9 +217,6 @@ def _to_column(table: str, column: WalkedColumn) -> CopyColumn:
             hint=f"leave it out with --leave-out {table}.{name}",
         )
     return CopyColumn(name, found, column.octets if kind == "binary" else 0)
-
-
-# -- reading --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +255,7 @@ ReadingBegin: TypeAlias = Callable[[Connection], AbstractContextManager[object]]
 def reading_shown(shard: Shard, position: Position, connection: Connection) -> Iterator[None]:
     """A transaction on a tablet of Vitess that shows the position, for any number of rows. Raises `SourceUnavailable`
     if the tablet does not show it, as after a failover that lost commits."""
-    _run(connection, "SET workload = 'olap'")
+    read_rows(connection, "SET workload = 'olap'")
     with reading_above(connection, position.flavor, shard) as low:
         if not low.position.contains(position):
             raise SourceUnavailable(
@@ -290,7 +280,7 @@ def dump_span(
     names = ", ".join(quote_name(column.name) for column in table.columns)
     sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE ({above}) AND ({upto})"
     with connected(address, f"reading {table.name}", read_timeout_seconds=READ_SECONDS) as connection:
-        _run(connection, "SET time_zone = '+00:00'")
+        read_rows(connection, "SET time_zone = '+00:00'")
         with begin(connection), connection.cursor(SSCursor) as cursor:
             cursor.execute(sql, [*first, *last])
             for rows in pace(iter(lambda: cursor.fetchmany(FETCH_ROWS), ()), rows_per_second):
@@ -318,11 +308,6 @@ def pace(
         rows += len(batch)
         if rows_per_second is not None:
             sleep(max(0.0, begun + rows / rows_per_second - clock()))
-
-
-def _run(connection: Connection, sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 def _upto(key: Sequence[str], border: tuple[Any, ...]) -> tuple[str, list[Any]]:

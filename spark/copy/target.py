@@ -22,23 +22,18 @@ class CopyTarget(Protocol):
 
     def opened(self) -> AbstractContextManager[None]:
         """For one run at a time. Raises `ConfigError` if another run is at work."""
-        ...
 
     def open_state(self, tables: Sequence[str]) -> CopyState | None:
         """The state that counts; None for a copy that begins. Raises `FormatError`, and `ConfigError` if the target
         cannot hold a copy of these tables."""
-        ...
 
     def dump(self, name: str, table: TableState, layout: CopyTable, rows: DataFrame) -> None:
         """All rows of a table, with the columns of `CopyTable.schema`, beside what readers get. Sets ``folder`` and
         ``generation``."""
-        ...
 
     def merge(self, name: str, table: TableState, layout: CopyTable, changes: DataFrame) -> None:
         """Changes that are all whole, with the columns of `CopyTable.change_schema`, into ``folder``."""
-        ...
 
     def commit(self, state: CopyState, exact: Collection[str]) -> None:
         """The state, with all that was written, counts from now on. Readers get the tables of ``exact`` as they are
         now; this sets ``published``."""
-        ...

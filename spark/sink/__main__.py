@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from types import FrameType
 from typing import Any, Final
 
 from freshness.errors import FreshnessError, required_packages
@@ -118,14 +117,10 @@ def _run(
     stand_in: StandIn | None,
     metrics: SinkMetrics,
 ) -> dict[str, Any]:
-    stops: list[int] = []
-
-    def stop(number: int, _: FrameType | None) -> None:
-        stops.append(number)  # no Event: its lock may be the one that the interrupted thread holds
-
+    stops: list[int] = []  # no Event: its lock may be the one that the interrupted thread holds
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+            signal.signal(number, lambda number, _: stops.append(number))
     with open_sink(session, config) as keeper:
         metrics.keeper = keeper
         if stand_in is not None:

@@ -185,9 +185,6 @@ def _answer(connection: Connection[Any, Any], keeper: Keeper) -> None:
         elif question == "commit":
             keeper.commit(*arguments)
         connection.send((True, answer))
-    except FreshnessError as error:
-        log.exception("the sink's keeper cannot go on")
-        connection.send((False, error))
     except Exception as error:
         log.exception("the sink's keeper cannot go on")
-        connection.send((False, RuntimeError(repr(error))))
+        connection.send((False, error if isinstance(error, FreshnessError) else RuntimeError(repr(error))))

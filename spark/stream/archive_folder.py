@@ -1,9 +1,8 @@
 """The archive's files as the Spark jobs read them: listed, checked by their footers, and read in pieces.
 
 Any file system that Arrow knows: a local path, or a URI such as ``s3://bucket/archive``. Every file is looked at
-before a row of it is believed; what is missing between two files, cut, or of another version is a `FormatError`
-that names the file. Knows nothing of Spark. Called by ``spark.stream.source``, ``spark.archive`` and
-``spark.copy``.
+before a row of it is believed; what is missing between two files, cut, or of another version is a `FormatError` that
+names the file. Knows nothing of Spark.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The update stream as the invalidator serves it over HTTP, for one shard and between two positions (docs/http.md).
 
 A bounded piece of an endless stream: it begins after what ``start`` holds and ends when everything in ``end`` has
-been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always
-give the same rows, whenever they are asked for. Knows nothing of Spark. Called by ``spark.stream.source``, on
-executors.
+been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always give
+the same rows, whenever they are asked for. Knows nothing of Spark. Runs on executors.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,30 +41,19 @@ class Service:
 
     def get(self, path: str, **parameters: str) -> dict[str, Any]:
         """An answer in JSON. Raises `ConfigError`, `HistoryPurged` or `SourceUnavailable`."""
-        connection, response = self._open(path, parameters)
-        try:
+        with self._asking(path, parameters) as response:
             found: dict[str, Any] = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._unavailable(path, error) from error
-        finally:
-            connection.close()
         return found
 
     def follow(self, parameters: Mapping[str, str]) -> Iterator[Line]:
         """The lines of a stream, until it ends. Raises as `get`, and `SourceUnavailable` if it falls silent."""
-        path = "/v1/update-stream"
-        connection, response = self._open(path, parameters)
-        try:
+        with self._asking("/v1/update-stream", parameters) as response:
             while data := response.readline(LINE_BYTES_MAX):
                 yield decode_line(data)
-        except (OSError, http.client.HTTPException, FormatError) as error:
-            raise self._unavailable(path, error) from error
-        finally:
-            connection.close()
 
-    def _open(
-        self, path: str, parameters: Mapping[str, str]
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    @contextmanager
+    def _asking(self, path: str, parameters: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
+        """The answer. Errors of the connection or the answer become `SourceUnavailable`, also in the block."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url {self.url!r}", hint="expected http://HOST:PORT of `invalidator run`")
@@ -78,13 +67,14 @@ class Service:
             response = connection.getresponse()
             if response.status != 200:
                 raise self._refused(path, response.status, response.read())
-        except (OSError, http.client.HTTPException) as error:
+            yield response
+        except (OSError, http.client.HTTPException, UnicodeDecodeError, json.JSONDecodeError, FormatError) as error:
+            raise SourceUnavailable(
+                f"{self.url}{path}: {error or type(error).__name__}",
+                hint="does `invalidator run` serve there, with http.listen set?",
+            ) from error
+        finally:
             connection.close()
-            raise self._unavailable(path, error) from error
-        except FreshnessError:
-            connection.close()
-            raise
-        return connection, response
 
     def _refused(self, path: str, status: int, body: bytes) -> FreshnessError:
         detail: Any = body[:500].decode("utf-8", "replace")
@@ -100,12 +90,6 @@ class Service:
         if status in (400, 401, 403, 404, 422):
             return ConfigError(message, hint=hint)
         return SourceUnavailable(message, hint=hint)
-
-    def _unavailable(self, path: str, error: Exception) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"{self.url}{path}: {error or type(error).__name__}",
-            hint="does `invalidator run` serve there, with http.listen set?",
-        )
 
 
 def _read_first_line(path: str) -> str:

@@ -1,7 +1,7 @@
 """Metrics of a streaming query, for Prometheus: rows, micro-batches and their seconds, by the query's own progress.
 
 `QueryMetrics.note` looks at what Spark remembers of the last hundred micro-batches, so it must be called more often
-than every hundred. Called by ``spark.sink``, and by programs that read the update stream.
+than every hundred.
 """
 
 from __future__ import annotations

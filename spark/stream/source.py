@@ -152,11 +152,7 @@ class UpdateStreamSource(DataSource):  # type: ignore[misc]
         return ChangeReader(StreamOptions.parse(self.options))
 
     def streamReader(self, schema: StructType) -> ChangeStreamReader:
-        options = StreamOptions.parse(self.options)
-        return ChangeStreamReader(options)
-
-
-# -- partitions ------------------------------------------------------------------------------------------------
+        return ChangeStreamReader(StreamOptions.parse(self.options))
 
 
 @dataclass(frozen=True)
@@ -263,9 +259,6 @@ def _plan_live(options: StreamOptions, start: EventToken | None, end: EventToken
     return LivePartition(LivePiece(service, keyspace, str(both), since, start, end, ",".join(options.tables)))
 
 
-# -- the batch -------------------------------------------------------------------------------------------------
-
-
 class ChangeReader(DataSourceReader):  # type: ignore[misc]
     """Everything there is: an archive, or what is not in ``since``; of a service from ``since`` to now."""
 
@@ -312,9 +305,6 @@ class ChangeReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return _read(self._options, partition, to_condition(self._filters))
-
-
-# -- the stream ------------------------------------------------------------------------------------------------
 
 
 class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

@@ -5,7 +5,7 @@ and whether the wanted position has it. A transaction that only the wanted posit
 copy has is taken back, from the rows before it. So the direction is that of each transaction, and one lineage may go
 forward while another goes back. All changes of one row must go one way, which the job checks.
 
-Everything that would make a wrong table is refused, with where and what to do. Called by ``spark.table_at``'s main.
+Everything that would make a wrong table is refused, with where and what to do.
 """
 
 from __future__ import annotations

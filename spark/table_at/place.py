@@ -2,7 +2,6 @@
 
 A position is taken as it is. A time and the token of one event become the position of everything in the archive up to
 a transaction, in the archive's own order; from there on positions alone decide (ADR 0001).
-Called by ``spark.table_at.job``.
 """
 
 from __future__ import annotations

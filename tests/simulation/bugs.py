@@ -1225,10 +1225,10 @@ SELDOM_CAUGHT: Final = {
     "its stripe hold none of it",
     "floor not required of a miss": "a stripe that is put back holds a heartbeat from after the floor, and few "
     "replicas apply that first",
-    "the bound of an entry is its position": "its reader must read between the engine commit and the batch, and others "
-    "before it, a key of the same transaction among them",
-    "each node has its own progress": "one node must take a batch, and its key be filled and read, while the other one "
-    "does not answer the invalidator and answers readers",
+    "the bound of an entry is its position": "its reader must read between the engine commit and the batch, and "
+    "others before it, a key of the same transaction among them",
+    "each node has its own progress": "one node must take a batch, and its key be filled and read, while the "
+    "other one does not answer the invalidator and answers readers",
     "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",
 }
 """Why chance cannot show that these defences are needed: another one does the same. A directed schedule shows each.

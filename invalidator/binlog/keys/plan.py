@@ -16,7 +16,6 @@ The source text is made of numbers in the table map and of names of this module,
 
 Safety. The function does not look at ``e`` while it steps. A truncated or damaged event either raises on the way or
 does not end with its last row; the function then raises, none of the event's keys is used, and the table is raised.
-Called by ``invalidator.binlog.keys.reader`` and ``invalidator.binlog.fasttrack``.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from freshness.errors import FormatError
@@ -129,8 +129,6 @@ class TablePlan:
             self.heads.clear()
         self.head_bytes[kind] = len(head)
         self.heads[kind, head] = code
-
-    # -- source text -----------------------------------------------------------------------------------------
 
     def source(self, before: _Image, after: _Image | None, json_bytes: int) -> tuple[str, dict[str, Any]]:
         """The function's text, and what it names."""
@@ -295,8 +293,9 @@ class Code:
         self._after = None if bitmaps.after is None else _Image("y", find_present(bitmaps.after, len(plan.columns)))
         if not self._before.places:
             raise FormatError("a row event whose rows have no columns")
-        for column in _missing(plan, self._before.places):
-            raise FormatError(f"column {column} is not in the binary log")
+        for place in chain.from_iterable(plan._places):
+            if place not in self._before.places:
+                raise FormatError(f"column {plan.columns[place].name} is not in the binary log")
         self._read = self._compile()
         self._readers: dict[UniformRow, Read] = {}
         self._uniform_row: UniformRow | None = None
@@ -356,11 +355,6 @@ def _compile(source: str, names: dict[str, Any]) -> Read:
     exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
     read: Read = names["read"]
     return read
-
-
-def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
-    for places in plan._places:
-        yield from (plan.columns[place].name for place in places if place not in present)
 
 
 def _find_spelling(column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str) -> Spell | None:

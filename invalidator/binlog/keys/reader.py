@@ -3,7 +3,7 @@
 Stands where `invalidator.binlog.rows.decoder.RowDecoder` stands and has its surface, for a consumer that wants keys
 alone: a row event gives `ChangedRows` with the items of both images, for every object that has the table. Rows of the
 heartbeat table still go through the other decoder. A row that gives no key is never skipped: the event's ``problem``
-says so, no item of the event is used, and the table is raised. Called by ``invalidator.binlog.decoder``.
+says so, no item of the event is used, and the table is raised.
 """
 
 from __future__ import annotations

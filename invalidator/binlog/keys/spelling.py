@@ -1,8 +1,7 @@
 """From the bytes of a key column to its spelling in a cache item, as `freshness.keys.keycolumn` spells it.
 
 The common cases go straight from bytes to bytes; all others through the value and `KeyColumn.spell`. Both give the
-same, which the tests compare. A value that has no spelling raises `FormatError`. Called by
-``invalidator.binlog.keys.plan``.
+same, which the tests compare. A value that has no spelling raises `FormatError`.
 """
 
 from __future__ import annotations

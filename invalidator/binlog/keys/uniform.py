@@ -4,8 +4,6 @@ Most rows of a table without columns of variable length are alike, and so are ro
 column is then at one distance from one row to the next, and all keys are read in one call. The NULL bits and length
 bytes of every row are compared with the first row's: if they are equal, a walk through the row would take the same
 steps and end at the next row.
-
-Called by ``invalidator.binlog.keys.plan``, which walks through rows that are not alike.
 """
 
 from __future__ import annotations

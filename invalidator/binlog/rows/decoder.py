@@ -1,8 +1,7 @@
 """Row events to rows: the columns of both images as Python values.
 
 A row that cannot be decoded is never skipped: the event's ``problem`` says why, no row of the event is used, and the
-table is raised. A value that cannot be decoded exactly, in a row that can, is `UNREADABLE`. Called by
-``invalidator.binlog.decoder``, and by ``invalidator.binlog.keys.reader`` for the heartbeat table.
+table is raised. A value that cannot be decoded exactly, in a row that can, is `UNREADABLE`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The log and a SELECT show the same row differently: a BIT is text, a SET has no order. Only this module converts the
 one to the other. The client's session is in UTC, as the log is (``freshness.database.connection``). If the log does
 not show what a client reads, the result is None, never a wrong row. ``invalidator.vstream.value`` does the same for
-the columns of a VStream. Called by ``invalidator.binlog.rows.plan`` (`find_shapes`), ``invalidator.archive.writer``
-(`digest_image`) and ``invalidator.process.row_finder`` (`read_row`). No I/O.
+the columns of a VStream. No I/O.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The logs of MySQL and MariaDB tell the key beside each row. That of MariaDB does not tell which columns are shown, and
 a VStream may lack the key. Layouts are read from the primary when they are needed, and again for a table that was
-raised, since its columns may have changed. Called by the writers of the update stream and of the archive.
+raised, since its columns may have changed.
 """
 
 from __future__ import annotations

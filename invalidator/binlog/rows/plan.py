@@ -7,7 +7,7 @@ makes the row. A rare pattern is walked field by field. Both ways give the same 
 source text is made of numbers and of names of this module; a column's name is a value that the text refers to.
 
 The functions read without looking at the end of the event. A truncated or damaged event raises on the way, or does
-not end with its last row; then none of its rows is used. Called by ``invalidator.binlog.rows.decoder``.
+not end with its last row; then none of its rows is used.
 """
 
 from __future__ import annotations
@@ -222,9 +222,6 @@ class _Image:
                 is_partial = field.json_place >= 0 and bool(partial_bits >> field.json_place & 1)
                 row[field.name], place = field.read(packet, place, is_partial=is_partial)
         return row, place
-
-
-# -- source text ------------------------------------------------------------------------------------------
 
 
 class _Source:

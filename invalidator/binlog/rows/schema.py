@@ -1,5 +1,4 @@
-"""The schema of a table at a place in the log, as its TABLE_MAP event describes it. Called by
-``invalidator.binlog.rows.plan``. No I/O."""
+"""The schema of a table at a place in the log, as its TABLE_MAP event describes it. No I/O."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Temporal values are Python's own, and a date that Python does not have is `UNREADABLE`; keys need the text that the
 server shows instead (``invalidator.binlog.wire.fieldvalue``). Text is read by Python's codecs. A field that cannot be
-decoded raises: its table is raised, and no value is guessed. Called by ``invalidator.binlog.rows.plan``.
+decoded raises: its table is raised, and no value is guessed.
 """
 
 from __future__ import annotations
@@ -75,14 +75,7 @@ def find_reader(column: MappedColumn, form: FieldFormat, flavor: str) -> ValueRe
         return ValueReader(f"{form.size}s", lambda raw: f"{int.from_bytes(raw, 'big') & mask:0{width}b}")
     if kind == types.NEWDECIMAL:
         return ValueReader(f"{form.size}s", decimal_decoder(column.width, column.scale))
-    return ValueReader(f"{form.size}s" if form.is_fixed else "", _DECODERS.get(kind, _give_up))
-
-
-def _give_up(_: object) -> object:
-    return UNREADABLE
-
-
-# -- text -----------------------------------------------------------------------------------------------
+    return ValueReader(f"{form.size}s" if form.is_fixed else "", _DECODERS.get(kind, lambda _: UNREADABLE))
 
 
 def _decode_utf_8(raw: bytes) -> str:
@@ -126,9 +119,6 @@ def _choose_labels(labels: Sequence[object], bits: int) -> object:
         raise FormatError(f"bits {bits:x} of a SET with {len(labels)} labels")
     chosen = {label for place, label in enumerate(labels) if bits >> place & 1}
     return UNREADABLE if UNREADABLE in chosen else chosen
-
-
-# -- dates and times ------------------------------------------------------------------------------------
 
 
 def _decode_date(raw: bytes) -> object:

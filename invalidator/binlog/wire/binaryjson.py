@@ -2,7 +2,7 @@
 
 A container holds a count, its size, entries of keys and values, and behind them the values that do not fit into an
 entry. Every place is checked against the container's end; a document that does not add up raises `FormatError`. Gaps
-are normal: the server leaves them when it changes a document in place. Called by ``invalidator.binlog.rows.value``.
+are normal: the server leaves them when it changes a document in place.
 
 An SQL value inside a document becomes a Python value: its bytes if it is neither a number nor a time.
 """

@@ -1,8 +1,7 @@
 """Compressed events: MariaDB's one by one (zlib), MySQL's as whole transactions (zstd).
 
 The unpacked events are those that the server would have written without compression. Bytes that do not add up raise
-`StreamStopped`: nothing in a stream is skipped. Called by ``invalidator.binlog.keys.reader`` and
-``invalidator.binlog.decoder``.
+`StreamStopped`: nothing in a stream is skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Events of the binary log as bytes: their numbers, their headers, and the bodies that mark transactions.
 
 The row events are left to ``invalidator.binlog.rows.decoder``. A body is parsed by fixed offsets that both servers
-keep stable; a body that is too short or unknown raises `StreamStopped`, never a guess. Called by
-``invalidator.binlog.decoder``.
+keep stable; a body that is too short or unknown raises `StreamStopped`, never a guess.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How the field of each column type lies in a row: its width, and how a number is read.
 
 Numbers are read by source text, from which ``invalidator.binlog.keys.plan`` compiles its functions; `NAMES` is what
-the texts call. Knows widths, and neither keys nor values. Called by ``invalidator.binlog.keys`` and
-``invalidator.binlog.rows.plan``.
+the texts call. Knows widths, and neither keys nor values.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Temporal values come as text, since a zero date is a value for the server and none for Python. A value that cannot be
 decoded exactly is `UNREADABLE`, and no key is built from it. Character sets follow the servers' tables, which differ
-from Python's in a few places. Never reads outside of the field. Called by ``invalidator.binlog.keys.spelling``; the
-parts that whole rows share also by ``invalidator.binlog.rows``.
+from Python's in a few places. Never reads outside of the field.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Packets of a replication stream from a socket, many at once, and the checksums of the events in them.
 
-A client library reads a packet with several calls and makes an object of it; here one large read is cut into all
-the packets that it holds. Reads go into one preallocated buffer; allocating a new one for each read costs as much as
+A client library reads a packet with several calls and makes an object of it; here one large read is cut into all the
+packets that it holds. Reads go into one preallocated buffer; allocating a new one for each read costs as much as
 filling it. Not for the compressed protocol, which is not asked for. Never reconnects, and looks at nothing in a
-packet but its first byte. Called by ``invalidator.binlog.dump`` and the reader thread of
-``invalidator.binlog.source``.
+packet but its first byte.
 """
 
 from __future__ import annotations

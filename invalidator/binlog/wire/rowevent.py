@@ -1,7 +1,6 @@
 """The head of a row event: its table, its operation, and the columns that its row images hold.
 
-A head that is too short raises; the rows behind it are left to the two decoders. Called by
-``invalidator.binlog.keys.reader`` and ``invalidator.binlog.rows.decoder``.
+A head that is too short raises; the rows behind it are left to the two decoders.
 """
 
 from __future__ import annotations

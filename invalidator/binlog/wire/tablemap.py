@@ -2,8 +2,7 @@
 
 Needs the full metadata (binlog_row_metadata=FULL). Reads bytes alone and knows no table. An event that is too short,
 or does not add up, raises `FormatError`: the table is then raised, never guessed at. Metadata of unknown kinds are
-skipped by their length. Called by ``invalidator.binlog.keys.reader`` and
-``invalidator.binlog.rows.decoder``.
+skipped by their length.
 """
 
 from __future__ import annotations
@@ -239,18 +238,15 @@ def _unsigned_places(kinds: Sequence[int], bits: bytes) -> frozenset[int]:
 def _collations(places: Sequence[int], default: bytes | None, each: bytes | None) -> dict[int, int]:
     """Collation by column place: one for all with exceptions, or one for each."""
     if each is not None:
-        return dict(zip(places, _read_numbers(each), strict=True)) if _count(each) == len(places) else _off()
+        numbers = list(_read_numbers(each))
+        return dict(zip(places, numbers, strict=True)) if len(numbers) == len(places) else _off()
     if default is None:
         return {} if not places else _off()
-    numbers = _read_numbers(default)
-    found = dict.fromkeys(places, next(numbers))
-    for index in numbers:
-        found[places[index]] = next(numbers)
+    exceptions = _read_numbers(default)
+    found = dict.fromkeys(places, next(exceptions))
+    for index in exceptions:
+        found[places[index]] = next(exceptions)
     return found
-
-
-def _count(data: bytes) -> int:
-    return sum(1 for _ in _read_numbers(data))
 
 
 def _off() -> dict[int, int]:

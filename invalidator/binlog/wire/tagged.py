@@ -4,7 +4,7 @@ The event is a message of the server's serialization library: a version, its siz
 reader must know, then fields with rising numbers, each without its type. So all fields up to the commit times are
 read, and what follows (length, server versions, a ticket) is not looked at. Numbers have 1 to 9 bytes: as many of the
 first byte's lowest bits are set as bytes follow it. Described in "MySQL Serialization Library" of the server's source
-documentation, and compared with a real server by the tests. Called by the decoder, the search and the dump.
+documentation, and compared with a real server by the tests.
 """
 
 from __future__ import annotations

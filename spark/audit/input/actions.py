@@ -1,8 +1,7 @@
 """Steps over recorded changes and actions: they become the rows of the replay, in their pieces, and a stock is taken.
 
 Both are read once. Besides the rows a step yields what is small: which client did what how often (`Stock`), how far
-nodes had come (`spark.audit.input.published`), and which positions hold numbers that the archive leaves out. Called
-by the audit.
+nodes had come (`spark.audit.input.published`), and which positions hold numbers that the archive leaves out.
 """
 
 from __future__ import annotations
@@ -58,16 +57,11 @@ _LIST: Final = "\x1f"
 _PART: Final = "\x1e"
 
 
-# -- rows of a previous audit -----------------------------------------------------------------------------
-
-
 def read_kept(spread: Spread, parts: Iterable[ScanPart]) -> Iterator[Told]:
     """A step over rows that a previous audit kept."""
     for batch in read_parts(parts, REPLAY.names):
         yield from spread.divide(pyarrow.Table.from_batches([batch]).cast(REPLAY))
 
-
-# -- changes ---------------------------------------------------------------------------------------------
 
 _OF_CHANGE: Final = (
     *("lineage", "ordinal", "row", "op", "items", "row_items", "timestamp_us", "received_us"),
@@ -185,8 +179,6 @@ def _make_nothing(kind: pyarrow.DataType, count: int) -> pyarrow.Array:
     return pyarrow.array(numpy.full(count, NO_NUMBER if kind == pyarrow.int64() else 0), kind)
 
 
-# -- actions ---------------------------------------------------------------------------------------------
-
 _OF_ACTION: Final = (
     *("client", "sequence", "action", "outcome", "object", "tables", "item", "node"),
     *STAMP_COLUMNS,
@@ -254,8 +246,6 @@ def _name_combinations(batch: pyarrow.RecordBatch) -> tuple[NDArray[numpy.int64]
     named["who"] = list(map(hash_name, map(_PART.join, zip(*(named[name] for name in _WHO), strict=True))))
     return code, pyarrow.table([named[name] for name in _NAMES.names], schema=_NAMES)
 
-
-# -- stock -----------------------------------------------------------------------------------------------
 
 _WHO: Final = ("client", "object", "node", "tables", "lineages")
 """Hits are counted by these."""

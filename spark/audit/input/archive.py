@@ -1,7 +1,6 @@
 """The order of the archive (`spark.audit.model.timeline.Lineage`), and the damages in it.
 
 Steps over the recorded changes find what follows one another (`spark.audit.input.heads`); here it is put in order.
-Called by the audit, first of all.
 """
 
 from __future__ import annotations
@@ -297,9 +296,6 @@ def _find_reorderings(row: RunRow, runs: Sequence[Run], known: int, order: _Orde
         for run in (run for chain in chains[1:] for run in chain.runs):
             if run.last_ordinal > known:
                 order.damages.append(_damage(verdict.ARCHIVE_REORDERING, "F29", row, run))
-
-
-# -- times -----------------------------------------------------------------------------------------------
 
 
 def _bucket(lineages: Iterable[Lineage], previous: Archive | None) -> int:

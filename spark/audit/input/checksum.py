@@ -2,7 +2,7 @@
 
 The count alone is deceived where as many are lost as are there twice. So the sum of the numbers and the sum of their
 squares must be right, too: a block that is lost and one that is there twice change the sum, two of each change the
-squares. Both are taken modulo a prime, so that no sum exceeds 64 bits. Called by `actions`, `archive` and `evidence`.
+squares. Both are taken modulo a prime, so that no sum exceeds 64 bits.
 """
 
 from __future__ import annotations

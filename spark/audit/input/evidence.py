@@ -1,7 +1,7 @@
 """Puts names and records to what the replay found, and finds what is missing in the evidence itself.
 
 The replay speaks in hashes and references; here they become items, nodes, clients and the very records of the
-history. The joins are done for findings alone, so a clean audit pays nothing. Called by the audit, after the replay.
+history. The joins are done for findings alone, so a clean audit pays nothing.
 """
 
 from __future__ import annotations
@@ -66,9 +66,6 @@ class Names:
 
     def client_of(self, who: int) -> int:
         return self.clients.get(who, 0)
-
-
-# -- what is missing -------------------------------------------------------------------------------------
 
 
 class Recorded(NamedTuple):
@@ -157,8 +154,6 @@ def find_gtid_gaps(holes: Sequence[Hole], held: Mapping[int, tuple[int, int, int
     return damages
 
 
-# -- names and records -----------------------------------------------------------------------------------
-
 Key = tuple[int, int, int]
 """Source, sequence and row of a reference."""
 
@@ -237,8 +232,6 @@ def _tell_evidence(evidence: Evidence, names: Names, records: Mapping[Key, Histo
         told.append(it if record is None else {**it, "record": record.text})
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
-
-# -- records ---------------------------------------------------------------------------------------------
 
 _ACTION_KEYS: Final = ("client", "sequence")
 _ACTION_FIELDS: Final = (

@@ -139,9 +139,6 @@ def _read_gtids(batch: pyarrow.RecordBatch) -> tuple[pyarrow.Array, pyarrow.Arra
     return source, server, number.cast(pyarrow.int64()).to_numpy()
 
 
-# -- times -----------------------------------------------------------------------------------------------
-
-
 class _Heads(NamedTuple):
     """Transactions of one lineage in a part, as columns."""
 

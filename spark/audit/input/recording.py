@@ -2,7 +2,7 @@
 
 A file that cannot be understood is refused before anything is judged, since an audit without some of its files would
 prove nothing: the footer of every file is looked at first. Steps read columns of a part by Arrow, on one machine and
-on a cluster alike. Called by the audit.
+on a cluster alike.
 """
 
 from __future__ import annotations

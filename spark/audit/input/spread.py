@@ -7,7 +7,7 @@ gets some of the hits, and all other rows. A row that is in several pieces is ju
 (`CONTEXT`) in the others. `spark.audit.shuffle.segment` finds the rows of other segments that a piece needs.
 
 Hot items are found in a sample: the first rows of each part. A hot item that the sample lacks is in one piece, which
-costs memory and nothing else. Called by the survey, and by the steps that make rows.
+costs memory and nothing else.
 """
 
 from __future__ import annotations
@@ -116,9 +116,6 @@ def _slice(table: pyarrow.Table, number: Integers, pieces: int) -> Iterator[Told
         yield piece, sorted_rows.slice(starts[piece], starts[piece + 1] - starts[piece])
 
 
-# -- places ----------------------------------------------------------------------------------------------
-
-
 class Touched(NamedTuple):
     """The ordinals that rows stand at, one after the other: an invalidation at each that it names."""
 
@@ -183,9 +180,6 @@ def drop_context(table: pyarrow.Table) -> pyarrow.Table:
     """The rows that are judged in this piece."""
     is_context = (table.column("flags").to_numpy() & CONTEXT) > 0
     return table.filter(pyarrow.array(~is_context)) if is_context.any() else table
-
-
-# -- which items are hot ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

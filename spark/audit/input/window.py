@@ -2,8 +2,7 @@
 
 Files of the archive are chosen by the folder of their hour, before anything of them is read; files of the history by
 the statistics of their footers. A file that does not tell its time is read, and so is every file between two files of
-one lineage or client that are: a file that is left out must not look like one that is lost. Called by the audit's
-recording.
+one lineage or client that are: a file that is left out must not look like one that is lost.
 """
 
 from __future__ import annotations

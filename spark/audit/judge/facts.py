@@ -1,6 +1,6 @@
 """The facts of one item: its changes, how an entry at a position stands by them, and which row is there.
 
-Called by `spark.audit.judge.replay`, which judges by them. Plain Python.
+Plain Python.
 """
 
 from __future__ import annotations

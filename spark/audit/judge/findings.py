@@ -1,6 +1,4 @@
-"""The findings about one item, and how findings that were made apart become one. Called by `spark.audit.judge.replay`
-and by what judges an item in several pieces. Plain Python.
-"""
+"""The findings about one item, and how findings that were made apart become one. Plain Python."""
 
 from __future__ import annotations
 

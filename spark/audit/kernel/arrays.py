@@ -1,7 +1,7 @@
 """Rows of the replay as columns, with their items numbered and their positions taken apart.
 
 A row of an action has **stamps**, one for each lineage of its entry. They stand in columns of their own: a stamp
-knows its row, and rows are folded over their stamps. Called by `spark.audit.kernel.judge`.
+knows its row, and rows are folded over their stamps.
 """
 
 from __future__ import annotations

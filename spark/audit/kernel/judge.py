@@ -14,8 +14,7 @@ that its verdict rests on (its **witnesses**), and is counted there and not here
 
 Witnesses of a stamp are the last change that it holds, the first that it lacks, and the earliest acknowledgement of
 what it lacks, with its change. A value that is not its row has all changes of its item as witnesses, and a hit the
-fill that stored its value. An item is replayed whole where arrays would need more than that. Called by
-`spark.audit.job`.
+fill that stored its value. An item is replayed whole where arrays would need more than that.
 """
 
 from __future__ import annotations
@@ -183,8 +182,6 @@ class Piece:
             row = changes.rows[changes.row_starts[at]]
             yield PendingChange(int(h1[row]), int(h2[row]), int(changes.lineage[at]), int(changes.ordinal[at]))
 
-    # -- tests --------------------------------------------------------------------------------------------
-
     def is_told(self, actions: Actions) -> Booleans:
         is_new: Booleans = (actions["flags"] & (JUDGED | CONTEXT)) == 0
         begin_us = actions["begin_us"]
@@ -320,8 +317,6 @@ class Piece:
         add_counts(self._tally.delays, found)
         return numpy.flatnonzero(is_open & ~waits & ~is_covered), numpy.flatnonzero(is_open & waits)
 
-    # -- counts -------------------------------------------------------------------------------------------
-
     def _count_unknown(self, who: Integers, flags: Integers, chosen: Booleans) -> None:
         """Count what cannot be judged. ``flags``: why; 0 for what can be judged, -1 for an action without a
         position."""
@@ -370,8 +365,6 @@ class Piece:
             first = numpy.lexsort((sequence, client, begin_us))[0]
             reference = int(client[first]), int(sequence[first])
             self._tally.add_hot(int(hits[item]), int(h1[item]), int(h2[item]), *reference)
-
-    # -- witnesses ----------------------------------------------------------------------------------------
 
     def _bear_witness(self, actions: Actions, placed: Placed, bad: Booleans, with_log: Booleans) -> None:
         """Call the witnesses of bad actions; where ``with_log``, all that left the value."""

@@ -1,7 +1,6 @@
 """Changes of items in the archive's order, and the earliest acknowledgement of each and all after it, as arrays.
 
 The answers of `spark.audit.judge.itemlog.Log` for one position of one item are given here for all positions at once.
-Called by `spark.audit.kernel.judge`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Positions of many actions at once: columns of texts become packed stamps, as `Lineage.place` makes them one by one.
 
 Nearly every position names one interval of each source, and few interrupt the archive's order. Such positions are
-placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by the steps that
-read actions (`spark.audit.input.actions`, `spark.audit.input.published`).
+placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once.
 """
 
 from __future__ import annotations
@@ -293,9 +292,6 @@ def _place_plain(
     flags[is_beyond] |= BEYOND_ARCHIVE
     unknown = ~has_known
     prefix[unknown], extra[unknown], flags[unknown] = 0, NOTHING, NO_ARCHIVE
-
-
-# -- stamps ----------------------------------------------------------------------------------------------
 
 
 def encode_stamps(

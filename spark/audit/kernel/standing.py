@@ -1,7 +1,6 @@
 """How entries stand at their positions: what they lack, since when they are stale, and whether they are the row.
 
-The answers of `spark.audit.judge.facts` for one entry, for all actions of a piece at once. Called by
-`spark.audit.kernel.judge`.
+The answers of `spark.audit.judge.facts` for one entry, for all actions of a piece at once.
 """
 
 from __future__ import annotations

@@ -72,9 +72,6 @@ def _name(example: Mapping[str, Any]) -> str:
     return str(example["item"] or example["object"] or "")
 
 
-# -- the sentence ----------------------------------------------------------------------------------------
-
-
 def describe(example: Mapping[str, Any]) -> str:
     """Say in one sentence, without markup, what happened."""
     kind, name = example["kind"], _name(example)
@@ -104,9 +101,6 @@ def describe(example: Mapping[str, Any]) -> str:
     else:
         return f"{name}: {verdict.KIND_BY_NAME[kind].meaning}."
     return f"{name} {told}."
-
-
-# -- the picture -----------------------------------------------------------------------------------------
 
 
 def read_events(evidence: Sequence[Any]) -> list[Event]:
@@ -213,9 +207,6 @@ def _ticks(span_us: int) -> list[int]:
     power = 10 ** floor(log10(wanted)) if wanted >= 1 else 1
     step = next(int(each * power) for each in (1, 2, 5, 10) if each * power >= wanted)
     return list(range(0, span_us + 1, step))
-
-
-# -- the records -----------------------------------------------------------------------------------------
 
 
 def _list_evidence(records: Sequence[Any]) -> str:

@@ -1,6 +1,6 @@
 """The report of an audit as files: violations, summary, and one HTML page that needs nothing else.
 
-Called by the audit's main. Plots are inline SVG made here: no script, no font and no picture is fetched.
+Plots are inline SVG made here: no script, no font and no picture is fetched.
 """
 
 from __future__ import annotations

@@ -33,9 +33,6 @@ _TICKS_MAX: Final = 7
 _DAY_US: Final = 86_400_000_000
 
 
-# -- over time -------------------------------------------------------------------------------------------
-
-
 def plot_over_time(groups: Sequence[HitsOverTime], slices: Slices) -> str:
     """A chart for each group: the share of fresh hits in nines, and red where hits were poison."""
     step = (WIDTH - _LABEL - 60) / slices.count
@@ -99,9 +96,6 @@ def _height(fresh: int, count: int) -> float:
         return 1.0
     lines = len(_CHART_LINES) - 1
     return min(-log10(1 - fresh / count), lines - 0.5) / lines
-
-
-# -- shares ----------------------------------------------------------------------------------------------
 
 
 def plot_nines(dimension: str, nines: Sequence[Nines]) -> str:

@@ -1,7 +1,4 @@
-"""The result of an audit as a value: how fresh what was served was, what was wrong, what is not known.
-
-Called by the audit; written by `spark.audit.report.page`.
-"""
+"""The result of an audit as a value: how fresh what was served was, what was wrong, what is not known."""
 
 from __future__ import annotations
 
@@ -196,9 +193,6 @@ def summarize(
     )
 
 
-# -- nines -----------------------------------------------------------------------------------------------
-
-
 def _nines(tally: Tally, names: Names) -> list[Nines]:
     groups: dict[tuple[str, str], list[int]] = {}
     unknown: Counter[tuple[str, str]] = Counter()
@@ -240,9 +234,6 @@ def _within(histogram: Sequence[int]) -> dict[str, Share]:
         str(seconds): Share.of_counts(sum(histogram[: STALENESS_EDGES_US.index(seconds * 1_000_000) + 1]), total)
         for seconds in WITHIN_SECONDS
     }
-
-
-# -- when and where --------------------------------------------------------------------------------------
 
 
 _NOBODY: Final = Who("", "", (), "", ())
@@ -300,9 +291,6 @@ def count_served(poison: Collection[tuple[Who, PoisonedHits]], hits: int) -> Ser
             for dimension, counts in places.items()
         },
     )
-
-
-# -- what is shown ---------------------------------------------------------------------------------------
 
 
 def _count(violations: Iterable[Mapping[str, Any]]) -> list[ViolationCount]:

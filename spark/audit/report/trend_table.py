@@ -1,8 +1,7 @@
 """Tables of all audits, for trends: folders of Parquet files, Delta tables, or tables of an Iceberg catalog.
 
 Each table has a column ``day``, by which it is divided, so that a query over days reads those days alone, and rows of
-audits (``as_of_us``). An audit that is added again takes the place of its previous rows, at once for readers. Called
-by the audit's main.
+audits (``as_of_us``). An audit that is added again takes the place of its previous rows, at once for readers.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ the row at its position. Each segment answers with its rows. ::
 
 An item that needs more is judged whole, in one piece, as one that is not hot: positions of several lineages, events
 out of order that matter to the item, invalidations on one node by single transactions and by prefixes, and values
-whose answer is longer than a piece. Called by the audit, before the pieces are judged.
+whose answer is longer than a piece.
 """
 
 from __future__ import annotations
@@ -167,9 +167,6 @@ def _is_odd(item: HotItem, border: pyarrow.Table) -> bool:
     return bool(single & wide)
 
 
-# -- borders and questions -------------------------------------------------------------------------------
-
-
 def find_borders(
     spread: Spread, rules: Rules, known: Knowledge, piece: int, table: pyarrow.Table
 ) -> Iterator[tuple[str, pyarrow.Table]]:
@@ -270,9 +267,6 @@ def _may_differ(actions: Actions, placed: Placed, rows: Piece) -> Booleans:
     row, _ = compare(actions, placed, rows.changes)
     differs: Booleans = (row == ROW_OTHER) | actions.any(~placed.found.holds)
     return differs
-
-
-# -- answers ---------------------------------------------------------------------------------------------
 
 
 def answer(

@@ -2,8 +2,7 @@
 
 Rows that later actions can be judged by (changes, invalidations and fills of the last days, the newest of each kind
 that is older, which nodes an item was served from), rows that are not judged yet, and everything small beside them.
-Saved as a generation of a folder, which appears as a whole; one of another version is refused. Called by the audit's
-main.
+Saved as a generation of a folder, which appears as a whole; one of another version is refused.
 """
 
 from __future__ import annotations
@@ -80,9 +79,6 @@ class Carry:
     actions: RecordedFiles
     pending: pyarrow.Table
     items: Mapping[tuple[int, int], bytes]
-
-
-# -- rows ------------------------------------------------------------------------------------------------
 
 
 class KeptRows(NamedTuple):
@@ -192,9 +188,6 @@ def _name_items(carry: Carry) -> pyarrow.Table:
     before = [(h1, h2, item) for (h1, h2), item in carry.items.items() if (h1, h2) in wanted]
     told.append(pyarrow.Table.from_pylist([dict(zip(ITEM.names, row, strict=True)) for row in before], ITEM))
     return pyarrow.concat_tables(told).group_by(ITEM.names).aggregate([])
-
-
-# -- the folder ------------------------------------------------------------------------------------------
 
 
 def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:

@@ -2,7 +2,7 @@
 
 It collects the clients, nodes and objects, the lives of nodes, the statements that changed whole tables, and the gaps
 in the evidence itself. Every piece is judged by the `Knowledge` that is made of them. The rows of the replay are read
-and divided by the same steps, so that the actions are read once. Called by the audit.
+and divided by the same steps, so that the actions are read once.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 
 from freshness.errors import FlavorMismatch, FormatError
 from freshness.position import parse_position
-from freshness.position.commit import ENCODED_BYTES_MAX, TEXT_PREFIX, CommitToken
-from freshness.position.token import EventToken
+from freshness.position.commit import TEXT_PREFIX, CommitToken
+from freshness.position.token import ENCODED_BYTES_MAX, EventToken
 
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 
