@@ -314,3 +314,4 @@ def test_the_hit_path_reads_the_same_bytes() -> None:
     assert find_live_value(data, prefix, b"another.") == 0
     assert find_live_value(data, live_prefix(Kind.FILLED, "shop/-", PREVIOUS_LIFE), b"identity") == 0
     assert not any(find_live_value(data[:end], prefix, b"identity") for end in range(at))
+    assert not any(split_live(data[:end], len(prefix)) for end in range(at))
