@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof import (
-    actions,  # noqa: F401 - fills ACTIONS
-    language,
-)
+from tests.proof import language
 from tests.proof.invariant import INVARIANT, PROPERTIES, acknowledged_means_settled
 from tests.proof.language import Clause, Prover, Unknown, name_of, symbols
 from tests.proof.obligations import LIVELY, broken_at_start, broken_by, explain, find_run, find_violation, prover

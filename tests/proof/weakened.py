@@ -392,9 +392,7 @@ def complete_with_the_floor(now: State, attempt: PutBack, member: Member) -> Nex
     return Step(step.guard, replace(step.after, held=held))
 
 
-@weakens(
-    complete, "what was appended meanwhile is dropped", (*OPEN, mark, await_heartbeat, *INVALIDATED, complete), i2
-)
+@weakens(complete, "what was appended is dropped", (*OPEN, mark, await_heartbeat, *INVALIDATED, complete), i2)
 def complete_with_the_stream(now: State, attempt: PutBack, member: Member) -> Next:
     step = complete(now, attempt, member)
     held = setting(now.held, lambda event: now.streamed(member, event), place_of(attempt))

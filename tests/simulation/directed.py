@@ -93,7 +93,7 @@ DIRECTED: Final[dict[str, str]] = {
     "put back with another primary's heartbeat": "stripes::"
     "test_a_put_back_waits_for_a_heartbeat_of_the_primary_that_the_record_follows",
     "put back with the floor alone": "stripes::test_a_put_back_holds_what_was_streamed",
-    "what was appended meanwhile is dropped": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",
+    "what was appended is dropped": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",
     "nonce ignored": "stripes::test_a_put_back_replaces_its_own_pending_stripe_alone",
     "put back by set": "stripes::test_a_put_back_is_by_cas",
     "put back by add": "stripes::test_a_put_back_never_adds_where_nothing_is",

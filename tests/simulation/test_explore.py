@@ -81,7 +81,7 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(monkeypat
         ("put back by add", PUT_BACK),
         ("put back by set", PUT_BACK),
         ("put back with the floor alone", PUT_BACK),
-        ("what was appended meanwhile is dropped", PUT_BACK),
+        ("what was appended is dropped", PUT_BACK),
         ("a pending stripe is not appended to", PUT_BACK),
         pytest.param("put back with an older heartbeat", PAUSED, marks=pytest.mark.long),
         ("stripe not required of a miss", SmallWorld("compare", beats=0, polls=1)),
