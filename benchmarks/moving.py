@@ -147,7 +147,7 @@ def _share(second: Counter[bool]) -> float:
 
 @contextmanager
 def _reading(system: System, seconds: tuple[Seconds, Seconds], lost: frozenset[int]) -> Iterator[None]:
-    """``seconds``: of keys that are not lost, and of those that are."""
+    """``seconds``: first for keys that are there, then for lost ones."""
     with closing(system.open_cache()) as cache:
 
         def read() -> None:
