@@ -166,7 +166,7 @@ sim: venv ## the simulator: seeds, schedules, exhaustive worlds
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 .PHONY: proof
-proof: venv ## the proof of the rule for any number of everything; ARGS="'put back by set'" prints how a bug breaks it
+proof: dev ## the proof of the rule for any number of everything; ARGS="'put back by set'" prints how a bug breaks it
 	@$(BIN)/python -m tests.proof $(ARGS)
 
 .PHONY: mutants

@@ -48,7 +48,7 @@ with open_session("classes", "local[2]") as session:
 PYTHON_MIN = (3, 11)
 POLICY = Path("/usr/sbin/policy-rc.d")
 EXIT_DOWNLOAD, EXIT_OPERATOR = 3, 4
-GROUPS = {"demo": 20, "dev": 160, "spark": 700, "examples": 30, "bench": 60, "docs": 40, "release": 50}
+GROUPS = {"demo": 20, "dev": 200, "spark": 700, "examples": 30, "bench": 60, "docs": 40, "release": 50}
 """Groups of Python packages, pinned in requirements/ -> megabytes to download, about. ``dev`` includes ``demo``."""
 
 _apt_lock = threading.Lock()
