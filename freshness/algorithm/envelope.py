@@ -75,9 +75,6 @@ def _open(data: bytes, *kinds: Kind) -> tuple[Kind, WireReader]:
     raise FormatError(f"item of kind {data[2]} where {' or '.join(kind.name for kind in kinds)} was expected")
 
 
-# -- filled entries ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """From which state of one lineage an entry was read, and in which life of its node it was stored.
@@ -91,7 +88,7 @@ class Stamp:
     until: Position | None = None
 
     def encode_beyond(self) -> bytes:
-        """``until`` less ``position``, nearly always an empty one; no bytes if it is unknown, or far."""
+        """``until`` less ``position``; no bytes if it is unknown, or far."""
         beyond = b"" if self.until is None else self.until.subtract(self.position).encode()
         return beyond if len(beyond) <= BEYOND_BYTES_MAX else b""
 
@@ -189,9 +186,6 @@ def find_live_value(data: bytes, beginning: bytes, identity: bytes) -> int:
     beyond_at = identity_at + len(wanted)
     value_at = beyond_at + 1 + data[beyond_at] if beyond_at < len(data) else 0
     return value_at if value_at <= len(data) else 0
-
-
-# -- stripes -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +342,6 @@ def encode_wanted(numbers: Iterable[int]) -> bytes:
 def decode_wanted(data: bytes) -> list[int]:
     """The numbers, without an incomplete one at the end."""
     return [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data) - 3, 4)]
-
-
-# -- node records --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         yield from _complete(context, parted)
     for node, of_node, view, replies, dead in judged:
         if demand.is_together:
-            for entry, reply in zip(of_node, replies, strict=False):
-                if isinstance(state := entry.state, Read) and isinstance(reply, Item):
-                    entry.state = replace(state, spans=view.find_spans(entry.lookup.policy, reply.value))
+            _note_spans(view, of_node, replies)
         if witness is not None:
             for entry, reply in zip(of_node, replies, strict=False):
                 if isinstance(state := entry.state, Read) and isinstance(reply, Item):
@@ -116,6 +114,12 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         dead = [(entry, item) for entry, item in dead if _is_replaceable(entry)]
         if dead:
             yield from _claim(context, node, dead, view.records)
+
+
+def _note_spans(view: NodeView, entries: Sequence[Pending], replies: Replies) -> None:
+    for entry, reply in zip(entries, replies, strict=False):
+        if isinstance(state := entry.state, Read) and isinstance(reply, Item):
+            entry.state = replace(state, spans=view.find_spans(entry.lookup.policy, reply.value))
 
 
 def _is_replaceable(entry: Pending) -> bool:

@@ -35,8 +35,8 @@ class Read:
 
     ``shows_required``: the value from the database has every invalidation of the key that the node had acknowledged
     before the read began (I10). False: the node did not say which, or no server that was read is known to show them.
-    ``servers``: the servers that it was read from, by lineage. ``spans``: of a hit, by lineage, if they are asked for
-    and known.
+    ``servers``: the servers that it was read from, by lineage. ``spans``: answer of `NodeView.find_spans` for a hit,
+    if it was asked for.
     """
 
     outcome: ReadOutcome

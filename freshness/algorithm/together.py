@@ -2,8 +2,8 @@
 
 An entry is known to have all events of its key in the progress of its node, and none beyond the upper bound that its
 reader has stored. So entries whose bounds the progress of each of their nodes contains are the rows at the least of
-these progresses. The records are read in front of the entries, as ever. Progress soon passes the bound of an entry
-that was filled just now: it is looked at again. Whatever remains in doubt is read in one snapshot of one server.
+these progresses. The records are read in front of the entries, as ever. Progress soon passes the bound of a fresh
+entry, so it is looked at again. Keys that remain in doubt are read in one snapshot of one server.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ PAUSE_SECONDS: Final = 0.005
 
 READS: Final = 200
 HITS_MIN: Final = 100
-"""So many reads must be of entries."""
+"""Reads that entries must have answered."""
 
 OBJECTS: Final = """[objects.customer]
 table = "customers"
