@@ -22,6 +22,7 @@ from django.test.utils import CaptureQueriesContext
 from appclient import Cache, Explanation, ReadOutcome, SourceUnavailable
 from appclient.django import get_cache, wrote
 from appclient.django.middleware import ReadYourWritesMiddleware
+from appclient.django.session import get_session
 from integration.harness import System
 
 pytestmark = pytest.mark.usefixtures("stopped_replica")
@@ -149,8 +150,10 @@ def then_killed(key: int) -> None:
 def test_after_its_commit_a_session_reads_it(
     system: System, key: int, write: Callable[[int], None], reads: list[Explanation]
 ) -> None:
+    before = get_session().find_token()
     write(key)
     assert things().get(pk=key).v == 1
+    assert get_session().find_token() != before, "the session asks for its commit, whatever the nodes know"
     assert things().in_bulk([key, key + 10**6])[key].v == 1
     assert reads[-1].outcome is not ReadOutcome.OWN_TRANSACTION
     assert things().using("replica").get(pk=key).v == 0, "the replica was to show the past"

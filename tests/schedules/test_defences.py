@@ -602,7 +602,7 @@ def test_table_floor_is_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
         return read_lagging(world)
 
     def plant(world: World, patch: pytest.MonkeyPatch) -> None:
-        def labelled_when_stored(lineage: str, life: bytes, epoch: int, position: Position) -> Stamp:
+        def labelled_when_stored(lineage: str, life: bytes, epoch: int, position: Position, _: object) -> Stamp:
             for floor in world.record().table_floors.values():
                 position = position.union(floor)
             return Stamp(lineage, life, epoch, position)
