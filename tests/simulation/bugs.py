@@ -1141,7 +1141,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "put back with an older heartbeat": 13,
     "put back with the floor alone": 13,
     "what was appended is dropped": 2,
-    "nonce ignored": 1362,
+    "nonce ignored": 1013,
     "put back by set": 159,
     "put back by add": 14,
     "progress before acknowledge": 0,

@@ -98,7 +98,7 @@ PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts",
     "raised", "placement",
 )  # fmt: skip
-"""Besides "reshard", "rings" and "memory", see `RESHARD_SHARE`, `_with_rings` and `_with_earlier_memories`."""
+"""Besides "reshard", "rings", "memory" and "together", see `RESHARD_SHARE` and the functions `_with_…`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_worlds_end_with_everything_cacheable(tally: Tally) -> None:
 
 def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
     """A world in which nothing happens violates nothing."""
-    assert set(tally.profiles) == {*PROFILES, "reshard", "rings", "memory"}
+    assert set(tally.profiles) == {*PROFILES, "reshard", "rings", "memory", "together"}
     seldom = {"KEY", "TOO_LARGE", "FOREIGN", "IDENTITY", "STALE", "DEAD", "EPOCH"}
     wanted = {
         "HIT",
@@ -94,6 +94,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
         "NO_TOKEN",
         "STALE_SERVED",
         "BEHIND",
+        "TOGETHER",
     }
     assert not wanted & seldom
     assert wanted <= set(tally.outcomes)
@@ -101,7 +102,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
 
 
 def test_every_kind_of_fault_strikes(tally: Tally) -> None:
-    kinds = {*DRAWN, "mixed settings", "reordered log", "own commit", "own bound"}
+    kinds = {*DRAWN, "mixed settings", "reordered log", "own commit", "own bound", "read together"}
     assert kinds <= tally.faults.keys()
     assert all(f"{kind} {tally.faults[kind]}" in tell_costs(tally) for kind in kinds)
 
