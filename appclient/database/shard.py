@@ -53,7 +53,7 @@ from freshness.database.connection import Connection, executed_position
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken, covers, lacks
-from freshness.stream.heartbeat import HEARTBEAT_TABLE, UNTIL, parse_token, parse_until, token_sql
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, parse_until, token_sql, until_sql
 
 log = logging.getLogger(__name__)
 
@@ -231,9 +231,11 @@ class ShardDatabase(ShardServers):
         try:
             if token is not None:
                 question, name = self._new_question()
-                _, [(server, until)] = self._ask(connection, question, f"SELECT {name}, {UNTIL[self._flavor]}")
+                _, [(server, until)] = self._ask(
+                    connection, question, f"SELECT {name}, {until_sql(self._flavor, token)}"
+                )
                 is_same = server == snapshot.server
-                token = replace(token, until=parse_until(self._flavor, until)) if is_same else None
+                token = replace(token, until=parse_until(self._flavor, token, until)) if is_same else None
                 if server is None:
                     self._close_changed(connection, address)
             if connection.open and self.is_own(address):
@@ -266,6 +268,8 @@ class ShardDatabase(ShardServers):
         returns the server's name and the rows, and has an answer even without rows.
         """
 
+        wanted = KeyedRows(table, condition, params)
+
         def read(
             connection: Connection, address: ServerAddress, required: EventToken | None
         ) -> tuple[list[Row], EventToken | None]:
@@ -274,12 +278,12 @@ class ShardDatabase(ShardServers):
             if token is not None and required is not None and self._may_lock(address, token, required):
                 logged, lock = self._read_log(connection, server, [table], token)
             try:
-                names, answers = self._select(connection, table, condition, order, lock, params)
+                names, answers = self._select(connection, wanted, token, order, lock)
                 token = logged
             except pymysql.MySQLError as error:
                 if not lock or error.args[0] not in BUSY:
                     raise
-                names, answers = self._select(connection, table, condition, order, "", params)
+                names, answers = self._select(connection, wanted, token, order)
             # Without a row, all is NULL; a primary key never is otherwise.
             rows = [
                 dict(zip(names[2:], row[2:], strict=True))
@@ -288,7 +292,7 @@ class ShardDatabase(ShardServers):
             ]
             shown = None
             if token is not None and answers[0][0] == server:
-                shown = replace(token, until=parse_until(self._flavor, answers[-1][1]))
+                shown = replace(token, until=parse_until(self._flavor, token, answers[-1][1]))
             if answers[0][0] is None:
                 self._close_changed(connection, address)
             if shown is None and at_least is not None:
@@ -298,10 +302,11 @@ class ShardDatabase(ShardServers):
         return self.run_showing(required, read, servers)
 
     def _select(
-        self, connection: Connection, table: str, condition: str, order: str, lock: str, params: Sequence[Any]
+        self, connection: Connection, wanted: KeyedRows, token: EventToken | None, order: str = "", lock: str = ""
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The names of the columns and the rows, each with the name of the server and the answer to `UNTIL` in
+        """The names of the columns and the rows, each with the name of the server and the answer to `until_sql` in
         front."""
+        table, condition, params = wanted
         question, name = self._new_question()
         one = f"(SELECT 1 AS {question}) AS {question}"
         if order:
@@ -309,7 +314,7 @@ class ShardDatabase(ShardServers):
             its = f"(SELECT * FROM {table} WHERE {condition}{order}{lock}) AS {table} ON TRUE{order}"
         else:
             its = f"{table} ON {condition}{lock}"
-        sql = f"SELECT {name}, {UNTIL[self._flavor]}, {table}.* FROM {one} LEFT JOIN {its}"
+        sql = f"SELECT {name}, {until_sql(self._flavor, token)}, {table}.* FROM {one} LEFT JOIN {its}"
         try:
             with answered_in_time():
                 return self._ask(connection, question, sql, params)
@@ -360,10 +365,10 @@ class ShardDatabase(ShardServers):
         logged, lock = self._read_log(connection, server, [each.table for each in rows], token)
         if not lock:
             return token
-        for table, condition, params in rows:
+        for wanted in rows:
             try:
                 # All columns, as a lock of an index that has all that is asked for leaves the rows alone.
-                _, answers = self._select(connection, table, condition, "", lock, params)
+                _, answers = self._select(connection, wanted, None, lock=lock)
             except pymysql.MySQLError as error:
                 if error.args[0] not in BUSY:
                     raise

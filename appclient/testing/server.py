@@ -19,7 +19,7 @@ from pymysql.cursors import DictCursor
 
 from appclient.connection.own_pool import PROBE, PROBED
 from freshness.database.session import CREATED_SQL, NAME_IN_SESSION
-from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, UNTIL
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 
 _HEARTBEATS: Final = f"""
 CREATE TABLE {HEARTBEAT_TABLE} (id TEXT, epoch INTEGER, watermark TEXT, min_us INTEGER);
@@ -34,6 +34,7 @@ _COLUMNS_OF_SQLITE: Final = """(
   FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns WHERE tables.type = 'table')"""
 _PARAMETER: Final = re.compile(r"%(?:\((\w+)\))?s|%%")
 _WRITES: Final = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
+_UNTIL: Final = re.compile(r"CONCAT_WS\(.,., NULLIF\(@@global\.gtid_owned.+?, ''\)\)|IF\(@@global\.log_bin.+?NULL\)")
 
 Change = tuple[str, int, Mapping[str, Any] | None, Mapping[str, Any] | None]
 """A row that a commit changed: its table, its number in SQLite, and its images before and after."""
@@ -301,7 +302,7 @@ class FakeCursor:
 def translate(sql: str, server: FakeServer) -> str:
     """A statement of MySQL or MariaDB as SQLite has it."""
     sql = sql.replace(NAME_IN_SESSION[server.flavor], f"'{server.name}'")
-    sql = sql.replace(UNTIL[server.flavor], "NULL")  # a commit is seen before the server counts it
+    sql = _UNTIL.sub("NULL", sql)  # a commit is seen before the server counts it
     sql = sql.replace(CREATED_SQL[server.flavor], "SELECT 'created', 0")
     sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))

@@ -44,12 +44,13 @@ _VISIBLE: Final = {
 
 UNTIL: Final = {
     # While a transaction commits, it is owned; the engine shows it before the server calls it executed.
-    "mysql": "CONCAT_WS(',', NULLIF(@@global.gtid_owned, ''), NULLIF(@@global.gtid_executed, ''))",
+    "mysql": "CONCAT_WS(',', NULLIF(@@global.gtid_owned, ''), "
+    "NULLIF(GTID_SUBTRACT(@@global.gtid_executed, '{position}'), ''))",
     # The log has a transaction before the engine shows it, on a replica only if that logs what it applies.
     "mariadb": "IF(@@global.log_bin AND @@global.log_slave_updates, @@global.gtid_binlog_pos, NULL)",
 }
-"""A column of the SELECT that reads a row: the server computes it when it sends the row, so the row has nothing
-beyond it. NULL: not known. See `parse_until`."""
+UNTIL_CHARS_MAX: Final = 1000
+"""A longer position is not subtracted from another one for each row."""
 
 
 SERVER_NAME: Final = {
@@ -83,9 +84,16 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
     return EventToken(lineage, shard, epochs[0], max(int(row[4]) for row in rows), position)
 
 
-def parse_until(flavor: str, text: object) -> Position | None:
-    """The answer to `UNTIL`. An owned GTID has the thread behind it: ``uuid:5#31``."""
-    return None if text is None else _parse_position(flavor, _THREADS.sub("", str(text)))
+def until_sql(flavor: str, token: EventToken | None) -> str:
+    """A column of the SELECT that reads rows after ``token``. The server computes it when it sends a row, so the row
+    has nothing beyond the token and it. NULL: not known. See `parse_until`."""
+    position = "" if token is None else str(token.position)
+    return "NULL" if len(position) > UNTIL_CHARS_MAX else UNTIL[flavor].format(position=position)
+
+
+def parse_until(flavor: str, token: EventToken, text: object) -> Position | None:
+    """The upper bound of rows by the answer to `until_sql`. An owned GTID has the thread behind it: ``uuid:5#31``."""
+    return None if text is None else token.position.union(_parse_position(flavor, _THREADS.sub("", str(text))))
 
 
 def _parse_position(flavor: str, text: str) -> Position:

@@ -17,8 +17,9 @@ from typing import Any, Final
 import pytest
 
 from appclient import Cache, ReadOutcome
-from freshness.position import parse_position
-from freshness.stream.heartbeat import UNTIL, parse_until
+from freshness.position import empty_position, parse_position
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import parse_until, until_sql
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_until
 from integration.servers import DatabaseServer, Pair
 
@@ -124,7 +125,7 @@ def test_a_snapshot_is_read_where_the_nodes_are_down(system: System) -> None:
 
 def read_row_and_bound(server: DatabaseServer, lock: str, found: list[Any]) -> None:
     """A row, and its bound, between which the statement waits for a lock of its own name."""
-    bound = UNTIL[server.flavor]
+    bound = until_sql(server.flavor, None)
     with server.connect("shop", user="root") as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT v, GET_LOCK('{lock}', 600), {bound} FROM customers WHERE id = 1")
         found.extend(cursor.fetchall()[0])
@@ -145,7 +146,8 @@ def test_the_server_computes_the_bound_after_the_row(system: System) -> None:
         cursor.execute("SELECT RELEASE_LOCK('bound')")
         reader.join()
     shown, _, text = found
-    until = parse_until(server.flavor, text)
+    nothing = empty_position(server.flavor)
+    until = parse_until(server.flavor, EventToken("shop/-", "-", 1, 0, nothing), text)
     assert shown == 0, "the row is of before the commit"
     assert until is not None
     assert until.contains(committed)

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.stream.heartbeat import HEARTBEAT_TABLE, UNTIL
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
 
 COLUMNS: Final = ("id", "version")
 """Of every table."""
@@ -117,7 +117,7 @@ class Session:
                 return ["position", "count"], [(self.variable(server, rest.partition(",")[0]), count)]
             if rest.startswith("@@"):
                 return [rest], [(self.variable(server, rest),)]
-            if rest in UNTIL.values():
+            if "gtid_owned" in rest or "log_slave_updates" in rest:
                 return ["until"], [(self.variable(server, _bound_of(rest)),)]
             return (["waited"], [("0",)]) if rest else ([], [()])
         if kind == "token":
@@ -141,8 +141,8 @@ class Session:
 
 
 def _bound_of(sql: str) -> str:
-    """The variable that `UNTIL` shows: no server here says that it has executed what its engine does not show."""
-    return "@@global.gtid_executed" if UNTIL["mysql"] in sql else "@@global.gtid_binlog_pos"
+    """The variable that `until_sql` shows: no server here shows what it does not say that it has executed."""
+    return "@@global.gtid_executed" if "gtid_owned" in sql else "@@global.gtid_binlog_pos"
 
 
 class Cursor:

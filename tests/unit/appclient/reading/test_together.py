@@ -14,7 +14,9 @@ from appclient import AsyncCache, Cache, ConfigError, LoaderConnection, Overload
 from appclient.connection.own import require_one_shard
 from appclient.database.atleast import demand_commits, enclosed_by
 from appclient.testing import FakeSystem
-from freshness.stream.heartbeat import parse_until
+from freshness.position import parse_position
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import UNTIL_CHARS_MAX, parse_until, until_sql
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 TOGETHER: Final = [ReadOutcome.TOGETHER, ReadOutcome.TOGETHER]
@@ -137,18 +139,28 @@ def test_a_read_inside_a_value_is_noted_by_all_around_it() -> None:
         assert (inner.has_parts, outer.has_parts) == (True, True)
 
 
+def token_of(flavor: str, position: str) -> EventToken:
+    return EventToken("shop/-", "-", 1, 0, parse_position(flavor, position))
+
+
 @pytest.mark.parametrize(
-    ("flavor", "text", "expected"),
+    ("flavor", "position", "text", "expected"),
     [
-        ("mysql", f"{SOURCE}:5#12:7#13,{SOURCE}:1-4", f"{SOURCE}:1-5:7"),
-        ("mysql", f"{SOURCE}:tag:5#12,{SOURCE}:1-4", f"{SOURCE}:1-4:tag:5"),
-        ("mysql", "", ""),
-        ("mariadb", "0-1-7", "0-1-7"),
+        ("mysql", f"{SOURCE}:1-4", "", f"{SOURCE}:1-4"),
+        ("mysql", f"{SOURCE}:1-4", f"{SOURCE}:5#12:7#13,{SOURCE}:6", f"{SOURCE}:1-7"),
+        ("mysql", f"{SOURCE}:1-4", f"{SOURCE}:tag:5#12", f"{SOURCE}:1-4:tag:5"),
+        ("mariadb", "0-1-5", "0-1-7", "0-1-7"),
     ],
 )
-def test_a_bound_has_what_is_owned(flavor: str, text: str, expected: str) -> None:
-    assert str(parse_until(flavor, text)) == expected
+def test_a_bound_has_the_token_and_what_is_owned(flavor: str, position: str, text: str, expected: str) -> None:
+    assert str(parse_until(flavor, token_of(flavor, position), text)) == expected
 
 
 def test_a_server_that_gives_no_bound_is_not_taken_for_one_that_has_executed_nothing() -> None:
-    assert parse_until("mariadb", None) is None
+    assert parse_until("mariadb", token_of("mariadb", "0-1-7"), None) is None
+
+
+def test_a_position_with_many_gaps_is_not_subtracted_for_each_row() -> None:
+    gaps = ":".join(str(number) for number in range(1, UNTIL_CHARS_MAX, 2))
+    assert until_sql("mysql", token_of("mysql", f"{SOURCE}:{gaps}")) == "NULL"
+    assert f"'{SOURCE}:1-4'" in until_sql("mysql", token_of("mysql", f"{SOURCE}:1-4"))
