@@ -10,18 +10,21 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from appclient import Cache, ReadOutcome
+from appclient.database.required import KeyedRows
+from appclient.database.shard import ShardDatabase
+from freshness.config.keyspace import Shard
+from freshness.config.server import ServerAddress
 from freshness.position import empty_position, parse_position
-from freshness.position.token import EventToken
-from freshness.stream.heartbeat import parse_until, until_sql
+from freshness.stream.heartbeat import parse_until
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_until
-from integration.servers import DatabaseServer, Pair
+from integration.servers import Pair
 
 PAIRS: Final = 20
 KEYS: Final = range(1, 2 * PAIRS + 1)
@@ -123,32 +126,27 @@ def test_a_snapshot_is_read_where_the_nodes_are_down(system: System) -> None:
         assert [each.value["v"] for each in found.values()] == [0, 0]
 
 
-def read_row_and_bound(server: DatabaseServer, lock: str, found: list[Any]) -> None:
-    """A row, and its bound, between which the statement waits for a lock of its own name."""
-    bound = until_sql(server.flavor, None)
-    with server.connect("shop", user="root") as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT v, GET_LOCK('{lock}', 600), {bound} FROM customers WHERE id = 1")
-        found.extend(cursor.fetchall()[0])
-
-
-def test_the_server_computes_the_bound_after_the_row(system: System) -> None:
-    """A commit that the row does not show is in the bound. The other way round the bound would prove nothing."""
+@pytest.mark.parametrize("order", ["", " ORDER BY `id` DESC LIMIT 5"], ids=["row", "list"])
+def test_the_server_computes_the_bound_after_the_row(system: System, order: str) -> None:
+    """The library's own statement waits for a lock while the server looks at the row. The row does not show a commit
+    of that time, and the bound has it. The other way round the bound would prove nothing."""
     server = system.pair.primary
-    found: list[Any] = []
-    with server.connect("shop", user="root") as holder, holder.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK('bound', 600)")
-        reader = threading.Thread(target=read_row_and_bound, args=(server, "bound", found))
-        reader.start()
-        waiting = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'User%lock%'"
-        wait_until(lambda: server.execute(waiting)[0][0], "the read to wait")
-        server.execute("UPDATE customers SET v = v + 1 WHERE id = 1", database="shop")
-        committed = parse_position(server.flavor, server.executed())
-        cursor.execute("SELECT RELEASE_LOCK('bound')")
-        reader.join()
-    shown, _, text = found
-    nothing = empty_position(server.flavor)
-    until = parse_until(server.flavor, EventToken("shop/-", "-", 1, 0, nothing), text)
-    assert shown == 0, "the row is of before the commit"
+    shard = ShardDatabase(server.flavor, Shard(primary=ServerAddress("-"), lineage="shop/-"))
+    nothing = shard.make_token(1, empty_position(server.flavor))
+    condition = "`id` = 1 AND GET_LOCK(IF(v < 0, '', 'bound'), 600) = 1"  # so the row is read before
+    with ExitStack() as stack:
+        holder, connection = (stack.enter_context(server.connect("shop", user="root")) for _ in range(2))
+        with holder.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+            cursor.execute("SELECT GET_LOCK('bound', 600)")
+            read = pool.submit(shard._select, connection, KeyedRows("`customers`", condition, ()), nothing, order)
+            waiting = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'User%lock%'"
+            wait_until(lambda: server.execute(waiting)[0][0], "the read to wait")
+            server.execute("UPDATE customers SET v = v + 1 WHERE id = 1", database="shop")
+            committed = parse_position(server.flavor, server.executed())
+            cursor.execute("SELECT RELEASE_LOCK('bound')")
+            names, [row] = read.result()
+    assert row[names.index("v")] == 0, "the row is of before the commit"
+    until = parse_until(server.flavor, nothing, row[1])
     assert until is not None
     assert until.contains(committed)
 
