@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -77,6 +78,8 @@ class _Plan:
     object_name: str
     by_key: ByKey
     key_columns: tuple[str, ...]
+    take: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    """Returns a row's columns in the statement's order. Raises KeyError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +407,7 @@ class CachedReads:
         else:
             rows = list(self.fetch(session, plan.object_name, keys, is_many=True).values())
         try:
-            return [tuple(row[name] for name in plan.by_key.columns) for row in rows if row is not None]
+            return [plan.take(row) for row in rows if row is not None]
         except KeyError as error:
             raise StandAside from error  # the cached row is from before the column
 
@@ -418,7 +421,7 @@ class CachedReads:
             except FreshnessError as error:
                 raise StandAside from error  # no server has told the schema yet
             if set(columns) == set(by_key.parameters):
-                return _Plan(name, by_key, columns)
+                return _Plan(name, by_key, columns, _taking(*by_key.columns))
         return None
 
     def _site(self, engine: Engine) -> _Site | None:
@@ -443,6 +446,10 @@ class CachedReads:
 
     def _settled(self, answer: Any) -> Any:
         return await_only(answer) if self._is_async else answer
+
+
+def _taking(first: str, *others: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return itemgetter(first, *others) if others else lambda row: (row[first],)
 
 
 def _is_special(orm: ORMExecuteState) -> bool:
