@@ -606,8 +606,8 @@ OF_ARCHIVES: Final[tuple[Plant, ...]] = (
     dropped_actions,
 )
 PLANTS: Final = OF_ITEMS + OF_ARCHIVES
-RARE: Final = frozenset((hit_of_a_previous_life, hit_despite_truncate))
-"""Possible in few worlds."""
+RARE: Final = hit_of_a_previous_life, hit_despite_truncate
+"""Possible in few worlds, the first one in the fewest: they are tried before the others."""
 
 
 class Planted(NamedTuple):
@@ -622,8 +622,8 @@ def plant(history: History, seed: int) -> Planted:
     if seed % 4:
         order = random.sample(PLANTS, len(PLANTS))
         if random.random() < 0.7:
-            order.sort(key=lambda each: (each not in RARE, each in OF_ARCHIVES))
-        for chosen in order:
+            order.sort(key=lambda each: each in OF_ARCHIVES)
+        for chosen in (*RARE, *(each for each in order if each not in RARE)):
             expected = chosen(history, random)
             if expected:
                 return Planted(history, chosen.__name__, frozenset(expected))
