@@ -385,6 +385,15 @@ def test_waiting_for_readers_ends(node_refresh_seconds: float, at: float) -> Non
     assert world.record().progress == world.database.head
 
 
+def assert_waits_for_a_later_heartbeat(world: World, one: Invalidator, old_beat: HeartbeatSeen) -> None:
+    """The record of a node that ``one`` has joined opens by a heartbeat from after that alone."""
+    at = one.member.applied
+    one.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
+    assert not world.record().is_open
+    one.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
+    assert world.record().is_open
+
+
 def test_a_new_life_does_not_open_on_a_heartbeat_from_before_it() -> None:
     """F57, I10: the node has lost its memory, and neither the primary nor this stream shows yet what another
     invalidator had acknowledged there. A row that lacks it would count as fresh in a life that is open."""
@@ -400,11 +409,7 @@ def test_a_new_life_does_not_open_on_a_heartbeat_from_before_it() -> None:
     world.sleep(1)
     other.join()
     world.database.transactions.append(hidden)
-    at = other.member.applied
-    other.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
-    assert not world.record().is_open
-    other.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
-    assert world.record().is_open
+    assert_waits_for_a_later_heartbeat(world, other, old_beat)
 
 
 def test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse() -> None:
@@ -453,8 +458,4 @@ def test_a_record_does_not_open_on_a_heartbeat_from_before_it_was_there(kind: ty
         third.join()
     joining.finish()
     world.database.transactions.append(hidden)
-    at = other.member.applied
-    other.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
-    assert not world.record().is_open
-    other.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
-    assert world.record().is_open
+    assert_waits_for_a_later_heartbeat(world, other, old_beat)
