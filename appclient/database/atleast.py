@@ -50,6 +50,10 @@ class Enclosing:
         if self.around is not None:
             self.around.note_part()
 
+    def bound(self, token: EventToken | None) -> EventToken | None:
+        """The token of this value, without an upper bound if a part of it may be beyond."""
+        return replace(token, until=None) if token is not None and self.has_parts else token
+
 
 _ENCLOSING: Final[ContextVar[Enclosing | None]] = ContextVar("enclosing", default=None)
 

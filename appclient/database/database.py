@@ -162,8 +162,7 @@ class Database:
             ended = opened
         finally:
             tokens = [shard.end_snapshot(snapshot, ended) for shard, snapshot in begun]
-        if enclosing.has_parts:
-            tokens = [token and replace(token, until=None) for token in tokens]
+        tokens = [*map(enclosing.bound, tokens)]  # the innermost knows of all parts
         value = unwrap(loaded)
         for (shard, snapshot), token in zip(begun, tokens, strict=True):
             if token is None and shard.lineage in at_least:

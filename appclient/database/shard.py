@@ -142,9 +142,7 @@ class ShardDatabase(ShardServers):
             with enclosed_by(self.lineage, snapshot.token, at_least) as enclosing:
                 loaded = run_loader(load, opened)
             # If the loader caught an interruption, an answer may still be under way: nobody may read it.
-            token = self._end(snapshot, opened)
-            if token is not None and enclosing.has_parts:
-                token = replace(token, until=None)
+            token = enclosing.bound(self._end(snapshot, opened))
             if token is None and at_least is not None and not isinstance(loaded, LoaderError):
                 raise behind(address)
             return loaded, token, address

@@ -28,11 +28,12 @@ _SETTLING: Final = frozenset((ReadOutcome.FILLED, ReadOutcome.MOVED, ReadOutcome
 
 
 def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Demand) -> Procedure[list[Read]]:
-    """Answer every lookup, in order, all of one state of each lineage. Raises what the loaders raise."""
+    """Answer every lookup, in order, all of one state of each lineage. ``demand`` asks for that. Raises what the
+    loaders raise."""
     for wait_seconds in WAITS_SECONDS:
         if wait_seconds:
             yield Wait(wait_seconds)
-        reads = yield from read_through(context, lookups, replace(demand, is_together=True))
+        reads = yield from read_through(context, lookups, demand)
         spans = [_spans_of(lookup, read) for lookup, read in zip(lookups, reads, strict=True)]
         if all(spans) and _are_together(spans):
             return reads

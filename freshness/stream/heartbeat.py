@@ -87,6 +87,8 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
 def until_sql(flavor: str, token: EventToken | None) -> str:
     """A column of the SELECT that reads rows after ``token``. The server computes it when it sends a row, so the row
     has nothing beyond the token and it. NULL: not known. See `parse_until`."""
+    if flavor == "mariadb":
+        return UNTIL[flavor]
     position = "" if token is None else str(token.position)
     return "NULL" if len(position) > UNTIL_CHARS_MAX else UNTIL[flavor].format(position=position)
 

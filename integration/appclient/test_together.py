@@ -6,7 +6,7 @@ And what the bound of an entry stands on: the server computes it when it sends t
 from __future__ import annotations
 
 import itertools
-import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.position import empty_position, parse_position
 from freshness.stream.heartbeat import parse_until
-from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_until
+from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, repeating, running_system, wait_until
 from integration.servers import Pair
 
 PAIRS: Final = 20
@@ -68,26 +68,19 @@ def partner(key: int) -> int:
 def writing(system: System) -> Iterator[None]:
     """Transactions that raise ``v`` of two rows, and the totals of their orders, by one."""
     with system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
-        ending = threading.Event()
+        keys = itertools.cycle(range(1, PAIRS + 1))
 
         def commit() -> None:
-            for number in itertools.count():
-                key = number % PAIRS + 1
-                both = key, partner(key)
-                cursor.execute("BEGIN")
-                cursor.execute("UPDATE customers SET v = v + 1 WHERE id IN (%s, %s)", both)
-                cursor.execute("UPDATE orders SET total = total + 1 WHERE customer_id IN (%s, %s)", both)
-                cursor.execute("COMMIT")
-                if ending.wait(PAUSE_SECONDS):
-                    return
+            key = next(keys)
+            both = key, partner(key)
+            cursor.execute("BEGIN")
+            cursor.execute("UPDATE customers SET v = v + 1 WHERE id IN (%s, %s)", both)
+            cursor.execute("UPDATE orders SET total = total + 1 WHERE customer_id IN (%s, %s)", both)
+            cursor.execute("COMMIT")
+            time.sleep(PAUSE_SECONDS)
 
-        with ThreadPoolExecutor(1) as pool:
-            writer = pool.submit(commit)
-            try:
-                yield
-            finally:
-                ending.set()
-            writer.result()
+        with repeating(commit):
+            yield
 
 
 def version(value: Any) -> int:

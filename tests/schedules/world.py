@@ -983,7 +983,7 @@ class Reader:
                 if read.outcome in (ReadOutcome.HIT, ReadOutcome.MOVED) and read.payload is not None:
                     self.world.check_hit(one, read.payload, here)
 
-        demand = Demand(max_staleness_seconds, at_least)
+        demand = Demand(max_staleness_seconds, at_least, is_together)
         procedure = (read_together if is_together else read_through)(self.context, lookups, demand)
         if not is_together and max_staleness_seconds is None:
             procedure = compared(self.context, lookups, procedure, at_least)

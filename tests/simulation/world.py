@@ -562,12 +562,13 @@ class World:
         if share and not self.calm and self.random.random() < share:
             demand = replace(demand, max_staleness_seconds=self.random.choice(ACCEPTED_SECONDS))
             self.count("own bound")
+        demand = replace(demand, is_together=is_together)
         acknowledged = self.checker.find_acknowledged(lookups)
         if self._has_returns:
             self._replace_idle(name, known.context, lookups)
         self.reading.add(name)
         try:
-            procedure = read_together if is_together else read_through
+            procedure = read_together if demand.is_together else read_through
             reads = yield from procedure(known.context, lookups, demand)
         except (SourceUnavailable, Cancelled):
             return []
