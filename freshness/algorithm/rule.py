@@ -227,7 +227,7 @@ def are_of_one_state(spans: Collection[Span]) -> bool:
     """Whether entries show one and the same state of a lineage (I11).
 
     It is the least progress of their nodes, which the log once had as its end: all entries have all events until
-    there, and none beyond. Without an order among the progresses nothing is known.
+    there, and none beyond. The progresses of one history are beginnings of its log, so one of them is the least.
     """
     if len({span.history for span in spans}) > 1:
         return False
