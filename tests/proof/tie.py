@@ -41,7 +41,7 @@ def is_tied(world: SmallWorld) -> bool:
     that an entry reflects, though its position lacks it, when entries are filled from the log.
     """
     is_modelled = len(world.rings) == len(world.files) == 1 and not (world.rows or world.spellings or world.strays)
-    return is_modelled and not (world.fills_from_log or world.refusals)
+    return is_modelled and not (world.fills_from_log or world.refusals or world.spread)
 
 
 class Tied(Explorer):

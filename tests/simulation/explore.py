@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple
 from unittest.mock import patch
 
@@ -65,6 +65,7 @@ from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
 from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.together import read_together
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, CacheConfig
 from freshness.config.object import ObjectConfig
@@ -126,6 +127,7 @@ class SmallWorld:
     ``rings``: nodes of each ring; ``path``: the node of the key by each. ``files``: topology, rings and definition of
     each file, the present ring first; by another definition than 1 no key is sent. ``posts``: node and first file
     of each invalidator, which goes on with the next file when it has crashed. ``reads_by``: file of each reader.
+    ``spread``: the node of each key, in place of ``path``; the first reader reads all keys together.
     ``past``: actions before anything is explored, in the place of the usual start, see `Explorer._relive`.
     ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
     another primary, whose log it reads from the start on.
@@ -182,6 +184,7 @@ class SmallWorld:
     files: tuple[tuple[int, tuple[int, ...], int], ...] = ((1, (0,), 1),)
     posts: tuple[tuple[str, int], ...] = ()
     reads_by: tuple[int, ...] = ()
+    spread: tuple[str, ...] = ()
     past: tuple[tuple[str, int], ...] = ()
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
@@ -210,6 +213,11 @@ ALTERED_AND_BACK: Final = (1, (0,), 1), (1, (0,), 2), (1, (0,), 1)
 OPENED: Final = ("run", 0), ("look", 0), ("beat", 0), ("run", 0), ("look", 0), ("apply", 0)
 FILLED_BY_THE_FIRST: Final = (*OPENED, ("read", 0), ("exchange", 0), ("run", 0), ("beat", 0), ("run", 0))
 """The entry is there by the first ring, and both rings are served."""
+TOGETHER: Final[dict[str, Any]] = {
+    "rings": (("n0", "n1"),), "spread": ("n0", "n1"), "keys": 2, "invalidators": 2, "posts": (("n0", 0), ("n1", 0)),
+    "beats": 0, "polls": 1,
+}  # fmt: skip
+"""Each node has one of two keys, and an invalidator of its own."""
 
 WORLDS: Final = (
     SmallWorld("entry and stripe are evicted", beats=0, commits=3, evictions=1, stripe_evictions=1),
@@ -396,6 +404,13 @@ WORLDS: Final = (
         rows=((0, 0), (1, 0), (1, 1)), is_list=True, keys=2, stripes=2, readers=2, commits=3, is_filled=True,
         beats=0, polls=1, stripe_evictions=1,
     ),
+    SmallWorld("two keys on two nodes are read together", **TOGETHER),
+    SmallWorld("keys are read together, and a node restarts", restarts=1, **TOGETHER),
+    SmallWorld(
+        "keys are read together, and entries are filled from the log",
+        is_filled=True, commits=3, fills_from_log=True, **TOGETHER,
+    ),
+    SmallWorld("keys are read together beside another reader", readers=2, is_filled=True, **TOGETHER),
 )  # fmt: skip
 
 
@@ -583,7 +598,12 @@ def _freeze(answer: Any) -> Any:
 
 _FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
     list: lambda answer: tuple([_freeze(each) for each in answer]),
-    Loaded: lambda answer: (answer.value, answer.tokens[LINEAGE].position, answer.refusal),
+    Loaded: lambda answer: (
+        answer.value,
+        answer.tokens[LINEAGE].position,
+        answer.tokens[LINEAGE].until,
+        answer.refusal,
+    ),
     Transaction: lambda answer: (answer.position, answer.heartbeats[0].sequence, bool(answer.changes)),
     Head: lambda answer: answer.position,
 }
@@ -643,9 +663,10 @@ class Explorer:
         self.definition = ObjectDefinition(config, policy, builder, {"t": (column,)})
         self.lookups = []
         self.keys: list[int | str] = []
+        paths: list[tuple[str, ...]] = [(node,) for node in world.spread] or [world.path] * world.keys
         for each in world.spellings or range(1000):
             key = builder.build((each,))
-            if tuple(placement.node_for(key.item) for placement in self.placements) == world.path:
+            if tuple(placement.node_for(key.item) for placement in self.placements) == paths[len(self.keys)]:
                 self.keys.append(each)
                 identity = self.definition.identity(key)
                 self.lookups.append(Lookup(policy, NODE, key.item, identity, (each,), key.is_exact))
@@ -713,7 +734,7 @@ class Explorer:
 
         def program() -> Program:
             counter = iter(range(1, 1000))
-            used = self.polls_used.get((number, start), 0) or 1 + (not self.world.past)
+            used = self.polls_used.get((number, start), 0) or len({NODE, *self.world.spread}) + (not self.world.past)
             polls = iter(range(used + self.world.polls - self.world.is_missing))
 
             def is_stopping() -> bool:
@@ -793,6 +814,11 @@ class Explorer:
                 previous_ring=rings[-1],
             )  # fmt: skip
             demand = Demand(self.world.accepts)
+            if self._is_together(number):
+                lookups = [self._lookup_of(each)[0] for each in range(self.world.keys)]
+                for _ in range(self.world.reads):
+                    yield ("together", (yield from read_together(context, lookups, Demand(is_together=True))))
+                return
             for _ in range(self.world.reads):
                 own = (yield LastChange()) if self.world.asks else 0
                 asked = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, single(own))} if own else NO_TOKENS
@@ -806,6 +832,9 @@ class Explorer:
                 yield ("read", read, None if view is None else view.records[LINEAGE], own)
 
         return lambda: (run(), None)
+
+    def _is_together(self, number: int) -> bool:
+        return number == 0 and bool(self.world.spread)
 
     def _lookup_of(self, number: int) -> tuple[Lookup, Sequence[int]]:
         """The lookup of a reader, and the versions of its rings."""
@@ -858,8 +887,9 @@ class Explorer:
             state = self._run_to_poll(state, place)
         for place in range(world.invalidators, 0 if world.is_missing else 2 * world.invalidators):
             state = self._run_look(state, place)
-            if place == world.invalidators:
-                state = self._committed(state, is_change=False)._replace(applied=2)
+            if place == world.invalidators or world.spread:
+                state = self._committed(state, is_change=False)
+                state = state._replace(applied=len(state.log))
                 for invalidator in range(world.invalidators):
                     state = self._run_to_poll(self._moved(state, invalidator), invalidator)
             state = self._run_look(state, place)
@@ -933,12 +963,12 @@ class Explorer:
 
     def _filled(self, state: State) -> State:
         """The first readers have filled, and are forgotten."""
-        for number in range(min(self.world.keys, self.world.readers)):
+        for number in range(1 if self.world.spread else min(self.world.keys, self.world.readers)):
             place = 2 * self.world.invalidators + number
             actor = state.actors[place]
             while not isinstance(self._step(state, place), tuple):
                 state = self._moved(state, place)
-            assert self._step(state, place)[1].outcome is ReadOutcome.FILLED
+            assert self.world.spread or self._step(state, place)[1].outcome is ReadOutcome.FILLED
             state = self._with_actor(state, place, actor)
         return state
 
@@ -1139,6 +1169,9 @@ class Explorer:
             case ("read", read, record, own):
                 problem = self._find_stale_hit(state, place, read, record) or self._find_past(state, place, read, own)
                 return f"{name} has read: {read.outcome.name}", self._answered(state, place, None), problem
+            case ("together", reads):
+                outcomes = [read.outcome.name for read in reads]
+                return f"{name} has read: {outcomes}", self._answered(state, place, None), self._find_torn(reads)
         raise AssertionError(step)
 
     def _name(self, place: int) -> str:
@@ -1176,9 +1209,8 @@ class Explorer:
         return state._replace(actors=tuple(actors))
 
     def _next_request(self, state: State, place: int, step: Flow | Flows) -> Request:
-        flow = step if isinstance(step, Flow) else step.flows[0]
-        request = flow.requests[len(state.actors[place].replies)]
-        return request if flow.node == NODE else replace(request, key=_at(flow.node, request.key))
+        node, request = _requests_of(step)[len(state.actors[place].replies)]
+        return request if node == NODE else replace(request, key=_at(node, request.key))
 
     def _request(
         self, state: State, place: int, step: Flow | Flows, *, is_refused: bool = False
@@ -1207,14 +1239,15 @@ class Explorer:
     def _completed(self, state: State, place: int, step: Flow | Flows) -> State:
         """Hand the answers over if they are all there. The list of wanted stripes decides nothing here, since each
         look is at all stripes: what concerns it costs no state."""
-        flow = step if isinstance(step, Flow) else step.flows[0]
-        replies = state.actors[place].replies
-        while len(replies) < len(flow.requests) and flow.requests[len(replies)].key == self.wanted:
-            request = flow.requests[len(replies)]
-            replies = (*replies, Item(STUB, 1) if isinstance(request, Get) else STORED)
-        if len(replies) < len(flow.requests):
+        requests, replies = _requests_of(step), state.actors[place].replies
+        while len(replies) < len(requests) and requests[len(replies)][1].key == self.wanted:
+            replies = (*replies, Item(STUB, 1) if isinstance(requests[len(replies)][1], Get) else STORED)
+        if len(replies) < len(requests):
             return self._with_actor(state, place, state.actors[place]._replace(replies=replies))
-        return self._answered(state, place, list(replies) if isinstance(step, Flow) else [list(replies)])
+        if isinstance(step, Flow):
+            return self._answered(state, place, list(replies))
+        answers = iter(replies)
+        return self._answered(state, place, [list(islice(answers, len(flow.requests))) for flow in step.flows])
 
     def _unanswered(self, after: State, before: State, place: int, step: Flow | Flows, instead: Any = None) -> State:
         """The sender hears nothing; its connection is gone. ``instead``: its answer in place of a failure."""
@@ -1224,11 +1257,11 @@ class Explorer:
 
     def _failed(self, state: State, place: int, step: Flow | Flows) -> State:
         error = NodeUnavailable("the connection is broken")
-        return self._answered(state, place, error if isinstance(step, Flow) else [error])
+        return self._answered(state, place, error if isinstance(step, Flow) else [error] * len(step.flows))
 
     def _load(self, state: State, place: int, step: Load) -> tuple[Label, State, str]:
-        """Token, then row, from the replica, or from the primary if the replica lacks a change that is demanded or
-        required. As two actions: the server may apply in between."""
+        """Token, then rows, from the replica, or from the primary if the replica lacks a change that is demanded or
+        required. As one action each: the server may apply in between. Rows that are read together are of one."""
         actor, name = state.actors[place], self._name(place)
         if not actor.replies:
             required = step.lookups[0].required if self.world.reads_primary else NO_TOKENS
@@ -1238,17 +1271,24 @@ class Explorer:
             shown = state.shown if is_behind else state.applied
             waiting = self._with_actor(state, place, actor._replace(replies=(_prefix(shown), is_behind)))
             return f"{name} reads the token {shown}", waiting, ""
-        position, is_primary = actor.replies
-        token = EventToken(LINEAGE, "-", 1, 0, position)
-        shown = state.shown if is_primary else state.applied
-        lookup = step.lookups[0]
+        position, is_primary, *moments = actor.replies
+        left = len(step.lookups) - len(moments)
+        moments += [state.shown if is_primary else state.applied] * (left if step.is_together else 1)
+        label = f"{name} reads at {moments[-1]}"
+        if len(moments) < len(step.lookups):
+            actor = actor._replace(replies=(position, is_primary, *moments))
+            return label, self._with_actor(state, place, actor), ""
+        rows = [self._row_at(state, *each, position) for each in zip(step.lookups, moments, strict=True)]
+        return label, self._answered(state, place, rows), ""
+
+    def _row_at(self, state: State, lookup: Lookup, shown: int, position: Position) -> Loaded:
         changing = self.changing[lookup.item]
         version = max((n for n in range(1, shown + 1) if state.log[n - 1].change in changing), default=0)
-        loaded = Loaded(version, {LINEAGE: token})
+        loaded = Loaded(version, {LINEAGE: EventToken(LINEAGE, "-", 1, 0, position, until=_prefix(shown))})
         if self.world.rows and not self.world.is_list:
             moves = self.moves[state.log[version - 1].change] if version else ()
             loaded = self._find_row(lookup, loaded, [after for _, after in moves])
-        return f"{name} reads version {loaded.value}", self._answered(state, place, [loaded]), ""
+        return loaded
 
     def _find_row(self, lookup: Lookup, loaded: Loaded, keys: Sequence[int | None]) -> Loaded:
         """A unique key finds one row or none: the one that has it since its last change."""
@@ -1320,9 +1360,11 @@ class Explorer:
         if isinstance(request, Get):
             if request.key in self.items and place is not None:
                 state = self._settled(state, place, request.key, reply.value if isinstance(reply, Item) else None)
+            number = -1 if place is None else place - 2 * self.world.invalidators
             if request.key in self.items and isinstance(reply, Item) and place is not None:
+                if self._is_together(number):
+                    return state, ""
                 actor, seen = state.actors[place], (reply.value, state.acknowledged, state.now)
-                number = place - 2 * self.world.invalidators
                 if number >= 0 and request.key != _at(
                     self._lookup_of(number)[0].node, self._lookup_of(number)[0].item
                 ):
@@ -1451,6 +1493,11 @@ class Explorer:
             return f"I9: version {version} was read after the own commit {own}"
         return ""
 
+    def _find_torn(self, reads: Sequence[Read]) -> str:
+        """I11. Each change is of all keys."""
+        versions = [read.value if read.payload is None else ast.literal_eval(read.payload.decode()) for read in reads]
+        return f"I11: versions {versions} were read together" if len(set(versions)) > 1 else ""
+
     def _changing_of(self, place: int) -> Set[int]:
         """The changes of the key of a reader."""
         return self.changing[self._lookup_of(place - 2 * self.world.invalidators)[0].item]
@@ -1517,6 +1564,12 @@ class Explorer:
         if number == len(self._store_states):
             self._store_states.append(held)
         return number
+
+
+def _requests_of(step: Flow | Flows) -> Sequence[tuple[str, Request]]:
+    """The requests of a step with their nodes, in the order in which this world sends them."""
+    flows = [step] if isinstance(step, Flow) else step.flows
+    return [(flow.node, request) for flow in flows for request in flow.requests]
 
 
 def _at(node: str, key: bytes) -> bytes:

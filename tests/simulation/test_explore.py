@@ -26,7 +26,12 @@ PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidato
 SMALL_NAMES = (
     *("the node", "a reply", "a write", "an append", "entries", "misses", "values", "an earlier"),
     *("a second", "a key", "a definition", "an invalidator of", "another ring", "keys are altered"),
-    *("a row moves between two unique", "a unique key comes"),
+    *(
+        "a row moves between two unique",
+        "a unique key comes",
+        "two keys on two",
+        "keys are read together, and entries",
+    ),
 )
 SMALL = tuple(world for world in WORLDS if world.name.startswith(SMALL_NAMES))
 
@@ -111,6 +116,8 @@ def test_the_parts_of_two_values_are_found_where_both_defences_are_out(monkeypat
         ("before-image ignored", named("rows move between two lists")),
         ("stripe not required of a miss", named("rows move between two lists")),
         ("every key is taken for exact", named("a unique key comes back in another spelling")),
+        ("the bound of an entry is its position", named("two keys on two nodes are read together")),
+        ("each node has its own progress", named("two keys on two nodes are read together")),
         pytest.param(
             "put back with another primary's heartbeat", named("two primaries take writes"), marks=pytest.mark.slow
         ),
