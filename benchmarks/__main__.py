@@ -37,6 +37,7 @@ from benchmarks.profile import measure_profile
 from benchmarks.protection_memory import measure_protection_memory
 from benchmarks.report import COLUMNS, as_json, describe_machine, find_regressions, table_rows, write_document
 from benchmarks.seek import measure_seek
+from benchmarks.together import measure_together
 from freshness.errors import ConfigError, FreshnessError
 from integration.servers import Redis
 
@@ -70,6 +71,13 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "moving_back": partial(measure_moving, suffix="_back", size=3),
     "moving_invalidator": partial(measure_moving, suffix="_invalidator", victim="invalidator"),
     "moving_node": partial(measure_moving, suffix="_node", victim="node"),
+    "together": measure_together,
+    "together_mysql": partial(measure_together, suffix="_mysql", flavor="mysql"),
+    "together_400": partial(measure_together, suffix="_400", rate=400),
+    "together_many": partial(measure_together, suffix="_many", rate=400, size=50),
+    "together_many_mysql": partial(measure_together, suffix="_many_mysql", flavor="mysql", rate=400, size=50),
+    "together_log": partial(measure_together, suffix="_log", rate=400, is_logged=True),
+    "together_log_mysql": partial(measure_together, suffix="_log_mysql", flavor="mysql", rate=400, is_logged=True),
     "profile": measure_profile,
     "growth": measure_growth,
     "seek": measure_seek,

@@ -1,5 +1,6 @@
 """A judge of rows that are read while processes are killed and nodes come and go: is any read, hit or miss, older
-than a change that its node had acknowledged when it began (I1, I10)?
+than a change that its node had acknowledged when it began (I1, I10)? Are rows that are read together of one moment
+(I11)?
 
 The judge writes the rows itself, one after the other: the n-th write sets ``v`` of a row to n. It watches the records
 of nodes: as soon as the progress of a node contains the position after write n, the node has acknowledged n writes.
@@ -31,7 +32,8 @@ ALL_SHOWN: Final = {"on_unknown": "primary", "primary_reads_per_second": 1_000_0
 
 
 class Judge:
-    """``acknowledged``: by node, how many writes. ``outcomes`` and ``hits`` (by node) are of all reads so far."""
+    """``acknowledged``: by node, how many writes. ``outcomes`` and ``hits`` (by node) are of all reads so far, and
+    ``together`` of those whose rows are of one moment."""
 
     def __init__(self, system: System, nodes: Sequence[str], keys: Sequence[int]) -> None:
         self._system, self._nodes, self._keys = system, nodes, keys
@@ -42,6 +44,7 @@ class Judge:
         self.acknowledged: Counter[str] = Counter()
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.hits: Counter[str] = Counter()
+        self.together: Counter[ReadOutcome] = Counter()
         self.violations: list[str] = []
 
     def wait_writes(self, count: int) -> None:
@@ -94,6 +97,17 @@ class Judge:
             if each.value["v"] < oldest:
                 self.violations.append(f"{key}: {each.outcome} of {each.value}, {each.node} had {oldest}")
 
+    def read_together(self, cache: Cache) -> None:
+        """I11: rows of one moment are as the last of their writes left them."""
+        found = cache.get_many("customer", self._keys, explain=True, together=True)
+        self.together.update(each.outcome for each in found.values())
+        last = max(each.value["v"] for each in found.values())
+        for key, each in found.items():
+            written = self._written[key]
+            version = written[bisect_right(written, last) - 1]
+            if each.value["v"] not in (version, last):
+                self.violations.append(f"{key}: {each.outcome} of {each.value} together with {last}, not {version}")
+
 
 @contextmanager
 def judging(system: System, nodes: Sequence[str], keys: Sequence[int]) -> Iterator[Judge]:
@@ -111,5 +125,9 @@ def judging(system: System, nodes: Sequence[str], keys: Sequence[int]) -> Iterat
 @contextmanager
 def judged_client(system: System, judge: Judge) -> Iterator[Cache]:
     """A client that has loaded the file as it is now, and reads until the end."""
-    with closing(system.open_cache()) as cache, repeating(lambda: judge.read(cache)):
+    with (
+        closing(system.open_cache()) as cache,
+        repeating(lambda: judge.read(cache)),
+        repeating(lambda: judge.read_together(cache)),
+    ):
         yield cache

@@ -479,10 +479,14 @@ def find_record(reply: Reply, node: str) -> NodeRecord | None:
     if not isinstance(reply, Item):
         return None
     try:
-        record = NodeRecord.decode(reply.value)
+        record = _decode_record(reply.value)
     except FormatError:
         return None
     return record if record.node == node else None
+
+
+_decode_record = lru_cache(maxsize=64)(NodeRecord.decode)
+"""Reads together fetch the record with each read, and it changes with each batch."""
 
 
 def record_key(namespace: str, lineage: str) -> bytes:

@@ -165,5 +165,6 @@ def test_nodes_come_and_go_under_load_while_processes_are_killed(
         with judging(system, [node.address for node in nodes], KEYS) as judge:
             for change in changes:
                 move(system, judge, change, third)
+        assert judge.together[ReadOutcome.HIT], judge.together
         with closing(system.open_cache()) as cache:
             system.assert_none_stale(cache, "customer", KEYS)
