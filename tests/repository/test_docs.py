@@ -82,9 +82,10 @@ def _names_of(module: str) -> set[str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of the headings, as GitHub makes them."""
+    """The anchors of the headings, as GitHub makes them, and those of rows."""
     titles = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    named = re.findall(r'<a id="([^"]+)">', page.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles} | {*named}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
