@@ -282,7 +282,7 @@ def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None
     path.write_text(_snippets(CHECKOUT / "README.md", "toml")[0][1])
     api = create_api(Invalidator(load_config(path, ENVIRONMENT)), dict)
     served = set(api.openapi()["paths"])
-    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "http.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "update-stream.md").read_text(), re.MULTILINE))
     assert documented == served | {str(api.openapi_url)}
 
 
