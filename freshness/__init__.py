@@ -17,7 +17,7 @@ Folders, each of which imports only those below it:
 Marks in docstrings, comments and messages:
 
 * F1, F2, …: a way in which such a cache goes wrong, by its number in docs/failure-modes.md;
-* I1 to I8: an invariant, by its number in docs/invariants.md;
+* I1 to I8: an invariant, by its number in docs/algorithm.md;
 * ADR 0001, …: a decision with the schedule that fails without it, in docs/adr/;
 * L: how long a node record lives unless it is renewed, ``cache.lease_seconds``.
 """

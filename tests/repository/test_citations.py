@@ -60,7 +60,7 @@ def _anchors(page: Path) -> frozenset[str]:
 
 @functools.cache
 def _invariants() -> frozenset[str]:
-    return frozenset(re.findall(r"^\| I(\d+) \|", (DOCS / "invariants.md").read_text(), re.MULTILINE))
+    return frozenset(re.findall(r"^\| I(\d+) \|", (DOCS / "algorithm.md").read_text(), re.MULTILINE))
 
 
 def find_unresolved(text: str) -> list[str]:
