@@ -2,7 +2,7 @@
 
 Where to begin: ``algorithm.rule`` (may this be stored, may this be served), then ``algorithm.read``,
 ``algorithm.invalidate``, ``algorithm.apply`` and ``algorithm.restore``. docs/concepts.md has the idea,
-docs/algorithm.md each procedure, and docs/glossary.md each word.
+docs/algorithm.md each procedure, and docs/concepts.md each word.
 
 Folders, each of which imports only those below it:
 

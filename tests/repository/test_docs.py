@@ -308,13 +308,13 @@ def test_verbs_of_the_command_line_named_anywhere_exist() -> None:
 
 
 def test_the_glossary_has_the_words_of_the_vocabulary() -> None:
-    words = set(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
+    words = set(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "concepts.md").read_text(), re.MULTILINE))
     assert words >= {
         *("event token", "position", "shard", "key range", "stub", "stripe", "fill", "invalidate", "floor"),
         *("lease", "progress", "life", "table floor", "epoch", "source", "backend", "procedure", "driver"),
     }
     assert sorted(words, key=str.casefold) == list(
-        dict.fromkeys(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
+        dict.fromkeys(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "concepts.md").read_text(), re.MULTILINE))
     )
 
 
