@@ -206,8 +206,19 @@ def test_every_table_is_in_one_page() -> None:
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
-    linked = {(DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text())}
-    assert {page for page in DOCS.rglob("*.md") if page.name != "index.md"} <= linked
+    linked = {
+        (index.parent / path).resolve()
+        for index in (DOCS / "index.md", DOCS / "adr" / "index.md")
+        for path in re.findall(r"\]\(([^)#]+)", index.read_text())
+    }
+    assert {page for page in DOCS.rglob("*.md") if page != DOCS / "index.md"} <= linked
+
+
+def test_a_superseded_record_is_in_its_folder() -> None:
+    records = {path: path.read_text() for path in (DOCS / "adr").rglob("[0-9]*.md")}
+    assert {path for path, text in records.items() if "**Superseded** by" in text} == {
+        path for path in records if path.parent.name == "superseded"
+    }
 
 
 def test_the_architecture_names_every_folder_and_where_to_change_it() -> None:
@@ -229,7 +240,7 @@ def test_the_functions_that_the_architecture_names_are_in_their_files() -> None:
 
 
 def test_decision_records_are_numbered_and_complete() -> None:
-    records = sorted((DOCS / "adr").glob("*.md"))
+    records = sorted((DOCS / "adr").rglob("[0-9]*.md"), key=lambda record: record.name)
     assert [record.name[:4] for record in records] == [f"{n:04}" for n in range(1, len(records) + 1)]
     for record in records:
         text = record.read_text()
