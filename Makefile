@@ -178,7 +178,7 @@ bench: setup ## measure, against named baselines
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: examples
-examples: setup ## the example applications with each cache; writes docs/scoreboard.md
+examples: setup ## the example applications with each cache; writes docs/performance.md
 	@$(BIN)/python -m examples.scoreboard --write $(ARGS)
 
 .PHONY: docs

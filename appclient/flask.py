@@ -1,4 +1,4 @@
-"""Flask: a cache for the application, and each client reads its own commits (docs/web.md).
+"""Flask: a cache for the application, and each client reads its own commits (docs/read-your-writes.md).
 
 Needs the extra ``flask``.
 """

@@ -1,4 +1,4 @@
-"""Starlette and FastAPI: the cache opens with the application, and each client reads its own commits (docs/web.md).
+"""Starlette and FastAPI: the cache opens with the application, and each client reads its own commits.
 
 Needs the extra ``starlette``.
 """

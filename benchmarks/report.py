@@ -95,7 +95,9 @@ def format_number(number: float) -> str:
 
 
 def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *table_rows(results)]
+    """A table of the results with a criterion, and all curves."""
+    judged = [result for result in results if result.criterion is not None]
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *table_rows(judged)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     curves = "\n".join(
         f"![{result.name}: {result.unit} by {result.axis}]({PLOTS}/{result.name}.svg)"

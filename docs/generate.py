@@ -43,6 +43,16 @@ README: Final = PAGES.parent / "README.md"
 CATALOGUE: Final = PAGES / "failure_modes.toml"
 TESTED: Final = PAGES / "tested-on.json"
 STATUSES: Final = ("defended", "detected", "documented", "later", "gone")
+GROUPS: Final = {
+    "reading": "Reading and filling",
+    "marks": "The marks of invalidations",
+    "nodes": "Nodes, records and leases",
+    "log": "The log and its servers",
+    "history": "Failovers, lost history and reshards",
+    "application": "Connections and sessions of the application",
+    "tools": "The tools beside the cache",
+}
+"""The sections of the catalogue of failures."""
 PLANTED_BUGS: Final = "tests/simulation/bugs.py"
 _BLOCK = re.compile(r"(<!-- generated: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -207,6 +217,7 @@ class Failure:
     """One way for such a cache to go wrong, see the head of failure_modes.toml. ``number``: F1, F2, …"""
 
     number: str
+    group: str
     title: str
     known_from: str
     what: str
@@ -226,35 +237,22 @@ def load_failures() -> list[Failure]:
 
 
 def failures_table() -> str:
-    rows = ((f"[{one.number}](#{one.number.lower()})", one.title, one.status) for one in load_failures())
-    return _table(("#", "failure", "status"), rows)
+    failures = load_failures()
+    return "\n".join(
+        f"### {title}\n\n{_failures_of(one for one in failures if one.group == group)}"
+        for group, title in GROUPS.items()
+    )
 
 
-def failures_in_detail() -> str:
-    return "\n".join(_section(one) for one in load_failures())
+def _failures_of(failures: Iterable[Failure]) -> str:
+    rows = (
+        (f'<a id="{one.number.lower()}"></a>{one.number}', one.title, f"{_status(one)}{one.what}") for one in failures
+    )
+    return _table(("#", "failure", "defence"), rows)
 
 
-def _section(one: Failure) -> str:
-    lines = [
-        f"### {one.number}",
-        "",
-        f"**{one.title}.** *{one.status.capitalize()}. Known from {one.known_from}.*",
-        "",
-        one.what,
-        "",
-    ]
-    for label, names in (("tests", one.tests), ("planted out in", one.planted)):
-        if names:
-            lines += [f"* {label}: {', '.join(_link(name) for name in names)}"]
-    if one.unplanted:
-        lines += [f"* not planted out: {one.unplanted}"]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _link(test: str) -> str:
-    path, _, name = test.partition("::")
-    shown = f"simulator, “{name}”" if path == PLANTED_BUGS else name.split("::")[-1]
-    return f"[{shown}](../{path})"
+def _status(one: Failure) -> str:
+    return "" if one.status == "defended" else f"*{one.status.capitalize()}.* "
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
@@ -271,7 +269,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "rules": rules_table,
     "services": services_table,
     "failures": failures_table,
-    "failuresindetail": failures_in_detail,
     "figures": lambda: figures(Results.load()),
 }
 

@@ -16,8 +16,8 @@ _LINK: Final = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 
 def on_config(config: Any, **_: Any) -> None:
     """Called by mkdocs once: the decision records are the last section."""
-    records = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.glob("adr/*.md"))
-    config.nav.append({"Decision records": records})
+    records = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.glob("adr/**/[0-9]*.md"))
+    config.nav.append({"Decision records": ["adr/index.md", *records]})
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -2,7 +2,7 @@
 
 Where to begin: ``algorithm.rule`` (may this be stored, may this be served), then ``algorithm.read``,
 ``algorithm.invalidate``, ``algorithm.apply`` and ``algorithm.restore``. docs/concepts.md has the idea,
-docs/algorithm.md each procedure, and docs/glossary.md each word.
+docs/algorithm.md each procedure, and docs/concepts.md each word.
 
 Folders, each of which imports only those below it:
 
@@ -17,7 +17,7 @@ Folders, each of which imports only those below it:
 Marks in docstrings, comments and messages:
 
 * F1, F2, …: a way in which such a cache goes wrong, by its number in docs/failure-modes.md;
-* I1 to I8: an invariant, by its number in docs/invariants.md;
+* I1 to I8: an invariant, by its number in docs/algorithm.md;
 * ADR 0001, …: a decision with the schedule that fails without it, in docs/adr/;
 * L: how long a node record lives unless it is renewed, ``cache.lease_seconds``.
 """

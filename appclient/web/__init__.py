@@ -1,4 +1,4 @@
-"""Requests of a web application, each of which reads what its client has committed (docs/web.md)."""
+"""Requests of a web application, each of which reads what its client has committed (docs/read-your-writes.md)."""
 
 from appclient.web.reads import AsyncRequestReads, RequestReads, TokenCookie, find_etag
 

@@ -1,4 +1,4 @@
-"""Reads of one request of a web application: each has what its client has committed before (docs/web.md).
+"""Reads of one request of a web application: each has what its client has committed before.
 
 A commit token travels to the client and back in a cookie, and in a header for clients that keep none. Used by
 ``appclient.starlette`` and ``appclient.flask``; an application of another framework can use it as they do.

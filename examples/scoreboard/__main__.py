@@ -1,4 +1,4 @@
-"""Runs each application with each cache and writes docs/scoreboard.md: `make examples`."""
+"""Runs each application with each cache and writes docs/performance.md: `make examples`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.scoreboard.run import Score, run_shop
 from examples.scoreboard.shop import SHOPS
 from integration.servers import Flavor, database_pair
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "scoreboard.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--shop", choices=SHOPS, action="append", help="all by default")
     caches = sorted({cache for shop in SHOPS.values() for cache in shop.caches})
     parser.add_argument("--cache", choices=caches, action="append", help="all of the shop by default")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/scoreboard.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/performance.md")
     options = parser.parse_args()
     if options.write and options.cache:
         parser.error("--write compares the caches, and needs all of them: leave --cache out")

@@ -1,4 +1,4 @@
-"""The figures of an application's runs as its table of docs/scoreboard.md."""
+"""The figures of an application's runs as its table of docs/performance.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The session in which rows for the cache are read: one value is cached for all, so it must not depend on who reads.
 
 Everything in a session that decides which rows a SELECT finds, and what they hold, is set before the read. The
-statements that return token and rows verify those that would poison an entry. docs/sessions.md has the whole table.
+statements that return token and rows verify those that would poison an entry. docs/application.md has the table.
 Used by ``appclient`` for its own connections and for those of the application's pools.
 """
 

@@ -1,4 +1,4 @@
-"""Files of the archive by their names: the transactions of each, and the files that count (docs/archive.md).
+"""Files of the archive by their names: the transactions of each, and the files that count.
 
 Written by ``invalidator.archive.writer``, merged by ``spark.archive``, read by both sides. No I/O but for
 `find_files`.

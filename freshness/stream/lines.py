@@ -1,4 +1,4 @@
-"""The schema of a line of the update stream, as the invalidator prints and serves it (docs/archive.md, docs/http.md).
+"""The schema of a line of the update stream, as the invalidator prints and serves it (docs/update-stream.md).
 
 One line is one JSON object; its key ``event`` names one of five kinds. The invalidator encodes lines, and decodes
 a file of them for a replay; the Spark jobs decode the lines of the service. msgspec encodes lines and checks types;

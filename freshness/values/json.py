@@ -1,4 +1,4 @@
-"""Values of rows as JSON and back: the forms of the archive and of the lines of the update stream (docs/archive.md).
+"""Values of rows as JSON and back: the forms of the archive and of the stream (docs/update-stream.md).
 
 Every value comes back as it was: a type that JSON lacks is an object with one key that begins with ``$``. No I/O and
 no JSON text: the functions convert to and from the values that a JSON library writes and reads.

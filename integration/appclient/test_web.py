@@ -1,5 +1,5 @@
-"""The applications of docs/web.md on real servers: a client sees what it has just written, though the replica stands
-still."""
+"""The applications of docs/read-your-writes.md on real servers: a client sees what it has just written, though the
+replica stands still."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from integration.configuration import CUSTOMER
 from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_for_hits
 from integration.servers import Pair
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs/web.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs/read-your-writes.md"
 HTTPS: Final = "https://shop.example"
 
 

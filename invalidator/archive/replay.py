@@ -1,8 +1,8 @@
 """Feeds a recorded stream back through the invalidator's own loop, so that an incident can be run again.
 
 The nodes get what they got then: the same keys, appends, raised tables and acknowledgements. In a namespace of its
-own, and its nodes never open: nobody is served from a replay (docs/archive.md). Speaks to cache nodes; databases are
-asked for the schema of the keys and nothing else.
+own, and its nodes never open: nobody is served from a replay (docs/update-stream.md). Speaks to cache nodes;
+databases are asked for the schema of the keys and nothing else.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A file appears under its name complete or not at all (written aside, synced, renamed), holds whole transactions of one
 lineage, and holds in its metadata the position up to which it goes. So the files alone are enough to resume: after a
 crash at any moment the writer continues with the next ordinal, from the position of the last complete file, without
-loss or repetition. Columns are those of `freshness.history.columns.CHANGES`; docs/archive.md is the description. Used
-by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by ``invalidator.archive.record``;
-reading is ``invalidator.archive.reader``.
+loss or repetition. Columns are those of `freshness.history.columns.CHANGES`; docs/update-stream.md has them.
+Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by
+``invalidator.archive.record``; reading is ``invalidator.archive.reader``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An event a second goes to each viewer, made once for all of them. A viewer that does not read delays no other: it gets
 the newest overview when it is back, and is cut off after some seconds. The page and its files hold no data; its
-script asks for the overview as any client does, with the access token if one is required (docs/http.md).
+script asks for the overview as any client does, with the access token if one is required (docs/update-stream.md).
 """
 
 from __future__ import annotations

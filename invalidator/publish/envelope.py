@@ -1,9 +1,9 @@
 """Row changes in the envelope of Debezium's connectors for MySQL and MariaDB, without the schema block.
 
-Field names and their meaning are those of Debezium's documentation (docs/kafka.md has the differences). A delete is
-followed by a tombstone; an update that changes the primary key is a delete of the old key and a create of the new
-one. The topic of transactions gets a BEGIN before the first row of a transaction and an END after its last. Debezium
-has nothing like a raise: it goes to a topic of its own. No I/O.
+Field names and their meaning are those of Debezium's documentation (docs/update-stream.md has the differences). A
+delete is followed by a tombstone; an update that changes the primary key is a delete of the old key and a create of
+the new one. The topic of transactions gets a BEGIN before the first row of a transaction and an END after its last.
+Debezium has nothing like a raise: it goes to a topic of its own. No I/O.
 
 Values of rows have the forms of Debezium's connectors, as JSON without a schema. The modes, by Debezium's names:
 ``decimal.handling.mode=string``, ``time.precision.mode=microseconds``, ``binary.handling.mode=base64``,

@@ -2,7 +2,8 @@
 
 `invalidator stream` prints these lines, the HTTP service serves them, and `invalidator replay` reads a file of them.
 The schema of a line is ``freshness.stream.lines``. Every value of a row comes back as it was: a value that JSON lacks
-is an object with one key that begins with ``$`` (docs/archive.md has the table). No I/O but for `read_json_lines`.
+is an object with one key that begins with ``$`` (docs/update-stream.md has the table). No I/O but for
+`read_json_lines`.
 """
 
 from __future__ import annotations

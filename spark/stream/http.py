@@ -1,4 +1,4 @@
-"""The update stream as the invalidator serves it over HTTP, for one shard and between two positions (docs/http.md).
+"""The update stream as the service sends it, for one shard and between two positions (docs/update-stream.md).
 
 A bounded piece of an endless stream: it begins after what ``start`` holds and ends when everything in ``end`` has
 been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always give
@@ -78,7 +78,7 @@ class Service:
 
     def _refused(self, path: str, status: int, body: bytes) -> FreshnessError:
         detail: Any = body[:500].decode("utf-8", "replace")
-        hint = "see docs/http.md for what the service takes"
+        hint = "see docs/update-stream.md for what the service takes"
         try:
             detail = json.loads(body)["detail"]
             detail, hint = detail["message"], detail["hint"]

@@ -34,7 +34,7 @@ def clause(function: SomeClause) -> SomeClause:
     return function
 
 
-# -- the properties, docs/invariants.md ----------------------------------------------------------------
+# -- the properties, docs/algorithm.md ----------------------------------------------------------------
 
 
 @clause

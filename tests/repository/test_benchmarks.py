@@ -10,15 +10,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks.measure import ROUNDS_MIN, Criterion, Result, Timings, interleave, stopwatch
-from benchmarks.report import (
-    END,
-    START,
-    as_markdown,
-    describe_machine,
-    find_regressions,
-    replace_section,
-    write_document,
-)
+from benchmarks.report import END, START, describe_machine, find_regressions, replace_section, write_document
 from freshness.errors import ConfigError
 
 MACHINE = {"cpu": "x", "cores": 2, "load": 0.5, "python": "3", "memcached": "1", "date": "2026-01-31"}
@@ -105,12 +97,13 @@ def test_the_table_replaces_only_its_section() -> None:
 def test_the_document_is_made_where_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "performance.md"
     for ratio in (1.5, 1.7):
-        write_document(path, MACHINE, [result(ratio, Criterion(at_most=1.6))])
+        write_document(path, MACHINE, [result(ratio, Criterion(at_most=1.6)), result(1.9)])
     text = path.read_text()
     assert text.count("| hit |") == 1
     assert "1.70" in text
     assert "✗ missed" in text
-    assert as_markdown(MACHINE, [result(1.5)]) not in text
+    assert "1.50" not in text
+    assert "1.90" not in text, "it has no criterion"
 
 
 def test_an_unknown_name_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,7 @@ def _anchors(page: Path) -> frozenset[str]:
 
 @functools.cache
 def _invariants() -> frozenset[str]:
-    return frozenset(re.findall(r"^\| I(\d+) \|", (DOCS / "invariants.md").read_text(), re.MULTILINE))
+    return frozenset(re.findall(r"^\| I(\d+) \|", (DOCS / "algorithm.md").read_text(), re.MULTILINE))
 
 
 def find_unresolved(text: str) -> list[str]:
@@ -72,7 +72,7 @@ def find_unresolved(text: str) -> list[str]:
             wrong.append(name)
         elif anchor and anchor not in _anchors(page):
             wrong.append(f"{name}#{anchor}")
-    wrong += [f"ADR {number}" for number in RECORD.findall(text) if not list(DOCS.glob(f"adr/{number}-*.md"))]
+    wrong += [f"ADR {number}" for number in RECORD.findall(text) if not list(DOCS.glob(f"adr/**/{number}-*.md"))]
     wrong += [f"I{number}" for number in INVARIANT.findall(text) if number not in _invariants()]
     return wrong
 

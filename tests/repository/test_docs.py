@@ -82,9 +82,10 @@ def _names_of(module: str) -> set[str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of the headings, as GitHub makes them."""
+    """The anchors of the headings, as GitHub makes them, and those of rows."""
     titles = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    named = re.findall(r'<a id="([^"]+)">', page.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles} | {*named}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -205,8 +206,19 @@ def test_every_table_is_in_one_page() -> None:
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
-    linked = {(DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text())}
-    assert {page for page in DOCS.rglob("*.md") if page.name != "index.md"} <= linked
+    linked = {
+        (index.parent / path).resolve()
+        for index in (DOCS / "index.md", DOCS / "adr" / "index.md")
+        for path in re.findall(r"\]\(([^)#]+)", index.read_text())
+    }
+    assert {page for page in DOCS.rglob("*.md") if page != DOCS / "index.md"} <= linked
+
+
+def test_a_superseded_record_is_in_its_folder() -> None:
+    records = {path: path.read_text() for path in (DOCS / "adr").rglob("[0-9]*.md")}
+    assert {path for path, text in records.items() if "**Superseded** by" in text} == {
+        path for path in records if path.parent.name == "superseded"
+    }
 
 
 def test_the_architecture_names_every_folder_and_where_to_change_it() -> None:
@@ -228,7 +240,7 @@ def test_the_functions_that_the_architecture_names_are_in_their_files() -> None:
 
 
 def test_decision_records_are_numbered_and_complete() -> None:
-    records = sorted((DOCS / "adr").glob("*.md"))
+    records = sorted((DOCS / "adr").rglob("[0-9]*.md"), key=lambda record: record.name)
     assert [record.name[:4] for record in records] == [f"{n:04}" for n in range(1, len(records) + 1)]
     for record in records:
         text = record.read_text()
@@ -281,7 +293,7 @@ def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None
     path.write_text(_snippets(CHECKOUT / "README.md", "toml")[0][1])
     api = create_api(Invalidator(load_config(path, ENVIRONMENT)), dict)
     served = set(api.openapi()["paths"])
-    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "http.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "update-stream.md").read_text(), re.MULTILINE))
     assert documented == served | {str(api.openapi_url)}
 
 
@@ -307,13 +319,13 @@ def test_verbs_of_the_command_line_named_anywhere_exist() -> None:
 
 
 def test_the_glossary_has_the_words_of_the_vocabulary() -> None:
-    words = set(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
+    words = set(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "concepts.md").read_text(), re.MULTILINE))
     assert words >= {
         *("event token", "position", "shard", "key range", "stub", "stripe", "fill", "invalidate", "floor"),
         *("lease", "progress", "life", "table floor", "epoch", "source", "backend", "procedure", "driver"),
     }
     assert sorted(words, key=str.casefold) == list(
-        dict.fromkeys(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
+        dict.fromkeys(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "concepts.md").read_text(), re.MULTILINE))
     )
 
 

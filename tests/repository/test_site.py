@@ -52,7 +52,7 @@ def test_a_link_that_is_broken_ends_the_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "text", "expected"),
     [
-        ("probe.md", "[cli](cli.md#probe)", "[cli](cli.md#probe)"),
+        ("check.md", "[cli](cli.md#probe)", "[cli](cli.md#probe)"),
         ("adr/0001.md", "[cli](../cli.md)", "[cli](../cli.md)"),
         ("spark.md", "[the job](../spark/audit/job.py) runs", "the job (`spark/audit/job.py`) runs"),
         ("spark.md", "[`job.py`](../spark/audit/job.py)", "`spark/audit/job.py`"),

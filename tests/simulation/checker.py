@@ -1,4 +1,4 @@
-"""The invariants (docs/invariants.md), checked at every step against what the world alone knows."""
+"""The invariants (docs/algorithm.md), checked at every step against what the world alone knows."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ the answers it has had. The latter stands for its local state: a procedure is a 
 answers mean equal states, and its pending step is found by feeding them to a fresh one. States are hashed and
 visited once, breadth first; a violation comes with the shortest history that leads to it.
 
-The procedures are the production ones; the invalidators run ``invalidator.loop.loop``. A world's docstring and
-docs/testing.md say which parts it leaves out: other nodes, other keys, clocks that run differently.
+The procedures are the production ones; the invalidators run ``invalidator.loop.loop``. A world leaves
+out other nodes, other keys and clocks that run differently, unless its docstring names them.
 """
 
 from __future__ import annotations

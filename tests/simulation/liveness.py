@@ -31,7 +31,7 @@ WORK_SECONDS: Final = 20.0
 
 
 def bound_seconds(world: World) -> float:
-    """The sum of the waits that ``docs/invariants.md#bounds`` names, each of which may follow another one.
+    """The sum of the waits that ``docs/algorithm.md#bounds`` names, each of which may follow another one.
 
     An entry from before the end of the faults stays longer, by the seconds that its node's clock was set back.
     A node is joined again: a lease that lapses, a lost history that is confirmed, the longest pause between two

@@ -105,7 +105,7 @@ FAILURE_TITLES: Final = {
     "F46": "A driver hands out the answer to another query",
     "I8": "Nothing in the stream is skipped silently",
 }
-"""The failure modes and the invariant that `KINDS` name, as docs/failure-modes.md and docs/invariants.md call them: a
+"""The failure modes and the invariant that `KINDS` name, as docs/failure-modes.md and docs/algorithm.md call them: a
 report has no links, and an installed job no docs."""
 
 # Why something could not be decided.

@@ -1,4 +1,4 @@
-"""The tables of docs/scoreboard.md: what is a rate, and what is held against the run without a cache."""
+"""The tables of docs/performance.md: what is a rate, and what is held against the run without a cache."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def api(opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
 
 
 def require_shape(answer: Any) -> dict[str, str]:
-    """A refusal as docs/http.md has it. Returns its detail."""
+    """A refusal as docs/update-stream.md has it. Returns its detail."""
     assert answer.keys() == {"detail"}
     detail: dict[str, str] = answer["detail"]
     assert detail.keys() == {"error", "message", "hint"}

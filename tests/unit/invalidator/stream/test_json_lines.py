@@ -136,7 +136,7 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
 )
 def test_the_forms_are_as_documented(value: object, form: object) -> None:
     assert to_json(value) == form
-    page = Path("docs/archive.md").read_text()
+    page = Path("docs/update-stream.md").read_text()
     if isinstance(form, dict):
         assert f'{{"{next(iter(form))}"' in page
 
