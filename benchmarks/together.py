@@ -1,7 +1,7 @@
-"""Pairs of rows on two nodes that one transaction changes, read with and without ``together``: how many are torn, and
-how many reads are answered in one round.
+"""Pairs of rows on two nodes that one transaction changes, read with and without ``together``: the share that is torn, and
+the share of reads that one round answers.
 
-Both are counts of the same run: readers of either kind read beside one writer.
+Both are counts of one run: readers of either kind beside one writer.
 """
 
 from __future__ import annotations
