@@ -40,6 +40,12 @@ DOCS = CHECKOUT / "docs"
 PAGES = sorted([*CHECKOUT.glob("*.md"), *DOCS.rglob("*.md")])
 PLAIN_PAGES = [CHECKOUT / "README.md", *sorted(DOCS.glob("*.md"))]
 """The pages in plain English. Decision records and the changelog are history."""
+PAGES_MAX = 26
+WORDS_MAX = 76_000
+"""Of the pages without decision records; the aim is 60,000. A ceiling only falls."""
+READERS_WAY = ("quickstart.md", "concepts.md", "read-your-writes.md", "caveats.md", "operations.md")
+"""The pages of a newcomer, with one on a framework."""
+READERS_WORDS_MAX = 15_000
 ENVIRONMENT = dict.fromkeys(("SHOP_PASSWORD", "INVALIDATOR_PASSWORD", "WEBAPP_PASSWORD"), "x")
 _SNIPPET = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
@@ -237,6 +243,13 @@ def test_the_functions_that_the_architecture_names_are_in_their_files() -> None:
         tree = ast.parse((CHECKOUT / path).read_text())
         kinds = (ast.FunctionDef, ast.ClassDef)
         assert name in {node.name for node in ast.walk(tree) if isinstance(node, kinds)}, f"{path} has no {name}"
+
+
+def test_no_more_pages_and_words_than_before() -> None:
+    pages = {page.name: len(page.read_text().split()) for page in DOCS.glob("*.md")}
+    assert len(pages) <= PAGES_MAX
+    assert sum(pages.values()) <= WORDS_MAX, "shorten another page"
+    assert sum(pages[name] for name in READERS_WAY) <= READERS_WORDS_MAX
 
 
 def test_decision_records_are_numbered_and_complete() -> None:

@@ -161,6 +161,18 @@ def test_errors_of_statements_are_those_of_pymysql(system: FakeSystem) -> None:
         system.execute("SELECT * FROM nowhere")
 
 
+def test_the_sql_is_that_of_sqlite(system: FakeSystem) -> None:
+    with pytest.raises(pymysql.err.ProgrammingError, match="CURDATE"):
+        system.execute("SELECT CURDATE()")
+    assert system.execute("SELECT date('2026-01-31') AS day") == [{"day": "2026-01-31"}]
+
+
+def test_a_later_change_of_the_schema_is_not_replicated(system: FakeSystem) -> None:
+    system.execute("ALTER TABLE customers ADD COLUMN age INTEGER")
+    assert system.execute("SELECT * FROM customers") == [{"id": 42, "name": "Ada", "age": None}]
+    assert system.cache.database().query("SELECT * FROM customers").rows == [{"id": 42, "name": "Ada"}]
+
+
 def test_configurations_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "freshness.toml"
     path.write_text(configuration())
