@@ -169,12 +169,15 @@ def errors_table() -> str:
 
 
 def rules_table() -> str:
-    """All that `invalidator check` can find, the errors first."""
+    """All that `invalidator check` can find, a table for each severity."""
+    return "\n".join(f"### {severity.capitalize()}s\n\n{_rules_of(severity)}" for severity in SEVERITIES)
+
+
+def _rules_of(severity: str) -> str:
     rows = (
-        (f"`{one.slug}`", one.severity, _link_code(one.code), one.title, one.remedy)
-        for one in sorted(Rule, key=lambda rule: SEVERITIES.index(rule.severity))
+        (f"`{one.slug}`", _link_code(one.code), one.title, one.remedy) for one in Rule if one.severity == severity
     )
-    return _table(("rule", "severity", "leads to", "what is found", "remedy"), rows)
+    return _table(("rule", "leads to", "what is found", "remedy"), rows)
 
 
 def _link_code(code: str) -> str:
