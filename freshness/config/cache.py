@@ -47,9 +47,8 @@ class CacheConfig:
         (),
     )
     nodes_from: str = setting(
-        'Where `invalidator nodes discover` looks for nodes to add: "file:PATH" with a HOST:PORT in each line, '
-        'relative to this file, or "srv:NAME" of SRV records, which needs the extra srv. Nothing else takes nodes '
-        "from there.",
+        'Where `invalidator nodes discover` looks for nodes to add: "file:PATH" with a HOST:PORT in each '
+        'line, relative to this file, or "srv:NAME" of SRV records (extra srv).',
         "",
     )
     namespace: str = setting("Prefix of every key. Two namespaces on the same nodes share no key.")
@@ -69,15 +68,14 @@ class CacheConfig:
         bounds=(1024, VALUE_BYTES_MAX),
     )
     compress_above_bytes: int | None = setting(
-        "Values whose encoding is larger are compressed with zstd, if that makes them smaller. Every process that "
-        "reads the cache needs the extra compression then; one without it reads these values from the database. Left "
-        "out: nothing is compressed.",
+        "Larger values are compressed with zstd, if that makes them smaller. Every process that reads the "
+        "cache needs the extra compression then.",
         None,
         bounds=(64, VALUE_BYTES_MAX),
     )
     stripes: int = setting(
-        "Stripes of each shard on each node, of about 100 bytes. A value is stored only if the replica "
-        "has all recent invalidations of its stripe; with more stripes fewer neighbours are in the way.",
+        "Stripes of each shard on each node, of about 100 bytes. With more stripes fewer neighbours are in "
+        "the way of a fill.",
         65_536,
         bounds=(1, 1 << 24),
     )
@@ -100,8 +98,8 @@ class CacheConfig:
         bounds=(0, 3600),
     )
     clock_skew_seconds: float = setting(
-        "How far the clocks of this application's and the invalidators' machines may differ. A client serves nothing "
-        "from a node whose heartbeat is older, by the client's own clock, than max_staleness_seconds and this.",
+        "How far the clocks of this application's and the invalidators' machines may differ. A client serves "
+        "nothing from a node whose heartbeat is older by its clock than max_staleness_seconds and this.",
         60.0,
         bounds=(0, 86_400),
     )
@@ -157,17 +155,16 @@ class CacheConfig:
         return NodeAccess(self.backend, self.login)
 
     node_timeout_ms: int = setting(
-        "How long a read of an application waits for the next bytes of a cache node. A node that takes longer is "
-        "left alone until it answers again: its keys are read from the database, and not stored.",
+        "How long a read waits for the next bytes of a cache node. A node that takes longer is left alone "
+        "until it answers again.",
         500,
         bounds=(1, 60_000),
     )
     node_connect_timeout_ms: int = setting(
-        "How long a read of an application waits for a connection to a cache node.", 250, bounds=(1, 60_000)
+        "How long a read waits for a connection to a cache node.", 250, bounds=(1, 60_000)
     )
     connections_max: int = setting(
-        "How many reads of one process of an application run at the same time, each on connections of its own to the "
-        "cache nodes and to each database server. Further reads wait for one of them to end.",
+        "How many reads of one process run at the same time, each on connections of its own. Further reads wait.",
         32,
         bounds=(1, 10_000),
     )

@@ -53,8 +53,8 @@ class HttpConfig:
         "PEM file with the key of tls_cert, without a passphrase. Relative to this file.", None
     )
     hosts: tuple[str, ...] = setting(
-        "Names besides loopback ones by which the service may be called if it demands no token, such as that of "
-        "a proxy before it. A request with another Host is refused, since a web page can have made it.",
+        "Names besides loopback ones by which the service may be called if it demands no token, such as that "
+        "of a proxy before it.",
         (),
     )
     consumers_max: int = setting("The most clients that may read the update stream at once.", 16, bounds=(1, 1000))

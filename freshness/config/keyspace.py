@@ -74,8 +74,8 @@ class Shard:
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
     primary_for_reads: ServerAddress | None = setting(
-        "The primary with the account with which applications read it if no replica answers, written like "
-        "primary. An application then needs no password of primary. Left out: the account of primary.",
+        "The primary with the account with which applications read it, written like primary. Left out: the "
+        "account of primary.",
         None,
     )
     vtgate: VtgateAddress | None = setting(
@@ -85,9 +85,8 @@ class Shard:
     )
     replicas: tuple[ServerAddress, ...] = setting("Servers that applications read, written like primary.", ())
     lossless_failover: bool = setting(
-        "Whether a failover of this shard surely loses no commit that a reader can have seen: Group Replication, "
-        "semi-synchronous replication (AFTER_SYNC) with promotion of the most advanced replica. Otherwise a new "
-        "primary costs the cache, unless the servers show that nothing is lost.",
+        "Whether a failover of this shard surely loses no commit that a reader can have seen. Otherwise a new"
+        " primary costs the cache, unless the servers show that nothing is lost.",
         False,
     )
     adopt_promotions: bool = setting(

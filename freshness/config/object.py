@@ -48,9 +48,9 @@ class ObjectConfig:
         "For a list: maximum of rows, from the first on.", 0, bounds=(1, 100_000), default_text="none"
     )
     fill_from_log: bool = setting(
-        "For a row by its primary key: a change puts the row as the binlog has it in the place of an entry that is "
-        "there, instead of removing the entry. A row that is written often stays a hit, and each change of it costs "
-        "the invalidator more. Not with Vitess.",
+        "For a row by its primary key: a change replaces an entry that is there by the row as the binlog has "
+        "it, so a row that is written often stays a hit. Each change costs the invalidator more. Not with "
+        "Vitess.",
         default=False,
     )
     local_copy_seconds: float = setting(
@@ -66,8 +66,8 @@ class ObjectConfig:
         bounds=(0, 86_400),
     )
     database_reads_per_second: float = setting(
-        "How many reads of this object a process sends to the database in a second; 0: no limit. "
-        "Reads beyond it wait, then get the copy that stale_while_revalidate_seconds allows, or fail.",
+        "How many reads of this object a process sends to the database in a second; 0: no limit. Others wait,"
+        " then get the copy that stale_while_revalidate_seconds allows, or fail.",
         0.0,
         bounds=(0, 1e9),
     )

@@ -49,10 +49,7 @@ class StreamConfig:
         "primary",
     )
     rewind_seconds: float = setting(
-        "How much earlier a consumer of the update stream starts if only a time is given: clocks differ, and the "
-        "times in a log do not rise evenly.",
-        30.0,
-        bounds=(0, 86_400),
+        "How much earlier a consumer of the update stream starts if only a time is given.", 30.0, bounds=(0, 86_400)
     )
     minimize_skew: bool = setting(
         "Whether the update stream aligns the shards in time, unless a consumer says otherwise. "
