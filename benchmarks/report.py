@@ -28,6 +28,7 @@ TOLERANCE: Final = 0.25
 """By how much a ratio may be worse than in the worst round of the run that was kept."""
 
 COLUMNS: Final = ("benchmark", "result", "baseline", "", "ratio", "rounds from – to", "criterion")
+SPREAD: Final = COLUMNS.index("rounds from – to")
 NEW_DOCUMENT: Final = f"""\
 # Performance
 
@@ -95,9 +96,9 @@ def format_number(number: float) -> str:
 
 
 def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """A table of the results with a criterion, and all curves."""
+    """A table of the results with a criterion, without the rounds, and all curves."""
     judged = [result for result in results if result.criterion is not None]
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *table_rows(judged)]
+    rows = [(*row[:SPREAD], *row[SPREAD + 1 :]) for row in (COLUMNS, ("---",) * len(COLUMNS), *table_rows(judged))]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     curves = "\n".join(
         f"![{result.name}: {result.unit} by {result.axis}]({PLOTS}/{result.name}.svg)"
