@@ -105,7 +105,7 @@ def test_handlers_of_the_application_that_change_nothing(shop: Shop) -> None:
         event.listen(shop.engine, name, lambda *of: seen.append(of))
     with shop.sessions() as session:
         assert name_of(session) == "cache"
-    assert seen == [], "a hit is no statement"
+    assert seen == [], "a hit sends no statement"
 
 
 def rewrite_text(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> Any:
