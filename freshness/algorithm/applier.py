@@ -18,7 +18,7 @@ from typing import Final
 
 from freshness.algorithm.absence import Absences
 from freshness.algorithm.admission import join
-from freshness.algorithm.apply import Batch, acknowledge, apply_batch, is_new_to_some, renew
+from freshness.algorithm.apply import Batch, acknowledge, apply_batch, renew
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
@@ -220,7 +220,10 @@ class Applier:
             yield from self.renew()
 
     def finish(self) -> Procedure[None]:
-        """Leave the resume copies up to date, so that the next start repeats nothing."""
+        """Acknowledge all that was sent, and leave the resume copies up to date: the next start repeats nothing."""
+        while any(member.held for member in self.joined):
+            yield Wait(RENEW_SECONDS)
+            yield from self.renew()
         members = self.joined
         results = yield from gather([member.write_resume() for member in members])
         self.absences.begin_failed(members, results)
@@ -304,19 +307,12 @@ class Applier:
         before, self.streamed = self.streamed, streamed
         heartbeat = self._take_heartbeat(beats)
         members = self.joined
-        waits = is_new_to_some(members, raised)
         results = yield from gather(
             [
                 apply_batch(
                     member,
                     Batch(
-                        keys[member.node],
-                        raised,
-                        self.find_before(member, before),
-                        streamed,
-                        heartbeat,
-                        waits,
-                        rows or {},
+                        keys[member.node], raised, self.find_before(member, before), streamed, heartbeat, rows or {}
                     ),
                 )
                 for member in members
@@ -355,7 +351,7 @@ class Applier:
                 self.absences.begin(member, why)
             else:
                 ready.append(member)
-        batch = Batch({}, raised, before, streamed, heartbeat, is_new_to_some(ready, raised))
+        batch = Batch({}, raised, before, streamed, heartbeat)
         results = yield from gather([acknowledge(member, batch) for member in ready])
         self.absences.begin_failed(ready, results)
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.
