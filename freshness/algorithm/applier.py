@@ -46,6 +46,9 @@ streamed before the primary shows it, with semi-synchronous replication by up to
 FindHeartbeat = Callable[[int], float | None]
 """Sequence number of an own heartbeat → when this process began to write it, by its clock."""
 
+HurryHeartbeat = Callable[[float], None]
+"""Have the next own heartbeat written at once, unless one was begun since that time, by this process's clock."""
+
 FindPrimary = Callable[[int], str]
 """Sequence number of an own heartbeat → the identity of the server that it was written to."""
 
@@ -53,6 +56,10 @@ FindPrimary = Callable[[int], str]
 def unknown_primary(_: int) -> str:
     """For who has one primary that never changes. No record that follows a named one is opened by such heartbeats."""
     return ""
+
+
+def no_hurry(_: float) -> None:
+    """For who writes no heartbeats, or has no way to bring one forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class Applier:
     find_heartbeat: FindHeartbeat
     streamed: Position
     find_primary: FindPrimary = unknown_primary
+    hurry: HurryHeartbeat = no_hurry
     is_sender: bool = True
     epoch: int = 0
     streamed_epoch: int = 0
@@ -161,6 +169,7 @@ class Applier:
         self.is_history_checked = False
         record = member.joined_record()
         self.epoch = max(self.epoch, record.epoch)
+        self.hurry(member.opens_after)
         log.info("node %s joined: life %s, progress %s", member.node, record.life.hex(), record.progress)
 
     def start_position(self) -> Position | None:

@@ -1027,7 +1027,8 @@ def test_a_raise_holds_up_nothing_but_progress() -> None:
     one.applying(replace(one.batch(), heartbeat=beat)).finish()
     assert world.now == began_at, "nobody waited"
     stripe = world.find_stripe(KEY)
-    assert stripe is not None and stripe.position.contains(made.position)
+    assert stripe is not None
+    assert stripe.position.contains(made.position)
     assert (world.record().as_of_us, world.record().progress) == (77, before)
 
 
