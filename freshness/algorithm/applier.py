@@ -18,7 +18,7 @@ from typing import Final
 
 from freshness.algorithm.absence import Absences
 from freshness.algorithm.admission import join
-from freshness.algorithm.apply import Batch, acknowledge, apply_batch, is_new_to_some, renew
+from freshness.algorithm.apply import Batch, acknowledge, apply_batch, renew
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
@@ -46,6 +46,9 @@ streamed before the primary shows it, with semi-synchronous replication by up to
 FindHeartbeat = Callable[[int], float | None]
 """Sequence number of an own heartbeat → when this process began to write it, by its clock."""
 
+HurryHeartbeat = Callable[[float], None]
+"""Have the next own heartbeat written at once, unless one was begun since that time, by this process's clock."""
+
 FindPrimary = Callable[[int], str]
 """Sequence number of an own heartbeat → the identity of the server that it was written to."""
 
@@ -53,6 +56,10 @@ FindPrimary = Callable[[int], str]
 def unknown_primary(_: int) -> str:
     """For who has one primary that never changes. No record that follows a named one is opened by such heartbeats."""
     return ""
+
+
+def no_hurry(_: float) -> None:
+    """For who writes no heartbeats, or has no way to bring one forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class Applier:
     find_heartbeat: FindHeartbeat
     streamed: Position
     find_primary: FindPrimary = unknown_primary
+    hurry: HurryHeartbeat = no_hurry
     is_sender: bool = True
     epoch: int = 0
     streamed_epoch: int = 0
@@ -161,6 +169,7 @@ class Applier:
         self.is_history_checked = False
         record = member.joined_record()
         self.epoch = max(self.epoch, record.epoch)
+        self.hurry(member.opens_after)
         log.info("node %s joined: life %s, progress %s", member.node, record.life.hex(), record.progress)
 
     def start_position(self) -> Position | None:
@@ -220,7 +229,10 @@ class Applier:
             yield from self.renew()
 
     def finish(self) -> Procedure[None]:
-        """Leave the resume copies up to date, so that the next start repeats nothing."""
+        """Acknowledge all that was sent, and leave the resume copies up to date: the next start repeats nothing."""
+        while any(member.held for member in self.joined):
+            yield Wait(RENEW_SECONDS)
+            yield from self.renew()
         members = self.joined
         results = yield from gather([member.write_resume() for member in members])
         self.absences.begin_failed(members, results)
@@ -304,19 +316,12 @@ class Applier:
         before, self.streamed = self.streamed, streamed
         heartbeat = self._take_heartbeat(beats)
         members = self.joined
-        waits = is_new_to_some(members, raised)
         results = yield from gather(
             [
                 apply_batch(
                     member,
                     Batch(
-                        keys[member.node],
-                        raised,
-                        self.find_before(member, before),
-                        streamed,
-                        heartbeat,
-                        waits,
-                        rows or {},
+                        keys[member.node], raised, self.find_before(member, before), streamed, heartbeat, rows or {}
                     ),
                 )
                 for member in members
@@ -355,7 +360,7 @@ class Applier:
                 self.absences.begin(member, why)
             else:
                 ready.append(member)
-        batch = Batch({}, raised, before, streamed, heartbeat, is_new_to_some(ready, raised))
+        batch = Batch({}, raised, before, streamed, heartbeat)
         results = yield from gather([acknowledge(member, batch) for member in ready])
         self.absences.begin_failed(ready, results)
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.

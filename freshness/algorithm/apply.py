@@ -9,7 +9,7 @@ Run by the invalidator, the Spark sink and the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -39,9 +39,8 @@ class Batch:
     """Consecutive transactions of the stream, as they concern one node.
 
     ``keys``: events that change each item key. ``raised``: tables whose rows changed in a way that
-    gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch. ``waits``: some node
-    has yet to acknowledge a raise, so all wait for readers, and keep their leases. ``rows``: the row at ``streamed``
-    for some of the keys, which may take the place of their entries.
+    gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch. ``rows``: the row at
+    ``streamed`` for some of the keys, which may take the place of their entries.
     """
 
     keys: Mapping[bytes, Position]
@@ -49,19 +48,19 @@ class Batch:
     before: Position
     streamed: Position
     heartbeat: HeartbeatSeen | None = None
-    waits: bool = False
     rows: Mapping[bytes, LoggedRow] = field(default_factory=dict)
 
 
 def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
-    """Acknowledge a batch on this node. Any error ends the membership, and the batch is not acknowledged."""
+    """Send a batch to this node and acknowledge it, one that raises tables later (`Membership.hold_progress`).
+
+    Any error ends the membership, and the batch is not acknowledged.
+    """
     assert member.applied.contains(batch.before), "a batch that leaves a gap: progress would name what was not sent"
     try:
         batch = _without_applied(member, batch)
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
         stripes = yield from _send(member, batch)
-        if batch.raised or batch.waits:
-            yield from _wait_for_readers(member)
         yield from publish(member, batch)
         yield from shorten(member.node, stripes, _target_of(member), batch.streamed)
     except FreshnessError:
@@ -80,8 +79,6 @@ def acknowledge(member: Membership, batch: Batch) -> Procedure[None]:
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
         if batch.raised:
             yield from _raise_floors(member, batch)
-        if batch.raised or batch.waits:
-            yield from _wait_for_readers(member)
         yield from publish(member, batch)
     except FreshnessError:
         member.leave()
@@ -99,9 +96,10 @@ def renew(member: Membership) -> Procedure[None]:
 
 def _renew_if_due(member: Membership) -> Procedure[None]:
     """Write the record after a third of the lease, or before it ends, since it may not have been extended (ADR
-    0007)."""
+    0007), or when progress is held no more."""
     now = member.clock()
-    if now - member.published_at >= member.policy.lease_seconds / 3 or now >= member.lease_until - 1:
+    is_old = now - member.published_at >= member.policy.lease_seconds / 3 or now >= member.lease_until - 1
+    if is_old or (member.held and member.held[0][0] <= now):
         yield from publish(member, None)
 
 
@@ -113,11 +111,6 @@ def _without_applied(member: Membership, batch: Batch) -> Batch:
     keys = {key: position for key, position in batch.keys.items() if not member.applied.contains(position)}
     raised = {table: at for table, at in batch.raised.items() if not member.applied.contains(at)}
     return replace(batch, keys=keys, raised=raised)
-
-
-def is_new_to_some(members: Iterable[Membership], raised: Mapping[str, Position]) -> bool:
-    """Whether one of the nodes has yet to acknowledge one of the raises."""
-    return any(not member.applied.contains(at) for member in members for at in raised.values())
 
 
 def _send(member: Membership, batch: Batch) -> Procedure[Sequence[int]]:
@@ -154,9 +147,10 @@ def _target_of(member: Membership) -> Target:
 
 
 def _wait_for_readers(member: Membership) -> Procedure[None]:
-    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease.
+    """Wait until no reader trusts a copy of the record that names a ring or an object which has left
+    (``node_refresh_seconds``), and keep the lease.
 
-    A ring or an object may leave during this, by a renewal that covers the record or by another invalidator.
+    Another one may leave during this, by a renewal that covers the record or by another invalidator.
     """
     record = None
     while record is None or not _serves_the_same(record, member.joined_record()):
@@ -181,10 +175,11 @@ def _raise_floors(member: Membership, batch: Batch) -> Procedure[None]:
         return replace(record, table_floors=floors)
 
     yield from member.store(change)
+    member.hold_progress()
 
 
 def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
-    """Store progress and lease by one CAS. ``sent``: a batch that the node has acknowledged."""
+    """Store progress and lease by one CAS. ``sent``: a batch whose appends and deletes the node has acknowledged."""
     if sent is not None:
         member.heartbeat = sent.heartbeat or member.heartbeat
     has_looked = False
@@ -241,8 +236,9 @@ def _next_record(member: Membership, sent: Batch | None) -> tuple[NodeRecord, Po
     """(record to publish, ``applied`` after it, whether the node has caught up and may open)."""
     record = member.joined_record()
     applied = member.applied if sent is None else member.applied.union(sent.streamed)
-    is_caught_up = member.target is None or applied.contains(member.target)
+    acknowledged = member.find_acknowledged(applied)
+    is_caught_up = member.target is None or acknowledged.contains(member.target)
     if record.is_settling and sent is None:
         return record, applied, is_caught_up
-    progress = record.progress.union(applied)
+    progress = record.progress.union(acknowledged)
     return replace(record, progress=progress, is_settling=False), applied, is_caught_up

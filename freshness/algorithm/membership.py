@@ -97,7 +97,7 @@ class Membership:
 
     * **Progress.** ``applied`` grows only by events that the node has acknowledged in this life (I4), be it to this
       invalidator or to another one. An event that progress names stands in each stripe that it concerns and that is
-      there (I2).
+      there (I2). Progress ends before a raise of a table until no reader trusts a record without it (F21).
     * **Lease.** A record is open only while this invalidator's own heartbeat is young (F71), and was written to the
       primary that the record follows (F101). A node that was joined closed opens when ``target`` is applied and a
       heartbeat from after ``opens_after`` has come back.
@@ -121,6 +121,9 @@ class Membership:
     streamed_epoch: int = 0
     applied: Position = field(init=False)
     """The events that this membership answers for: acknowledged by the node in this life."""
+
+    held: list[tuple[float, Position]] = field(default_factory=list)
+    """Until when progress must not go beyond which position; at most two, the first ends first."""
 
     # -- record and version: the CAS chain ----------------------------------------------------------------
 
@@ -179,7 +182,7 @@ class Membership:
         """Forget everything: the next use must be a join."""
         self.record = self.target = self.heartbeat = self.resume_version = None
         self.resume_written_at = self.published_at = self.opens_after = float("-inf")
-        self.version, self.is_covered = 0, True
+        self.version, self.is_covered, self.held = 0, True, []
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
         """Take a record as read from the node."""
@@ -191,6 +194,21 @@ class Membership:
     def start_from(self, position: Position) -> None:
         """Answer for ``position`` from here on."""
         self.applied = position
+
+    def hold_progress(self) -> None:
+        """Tables were raised in the record, beyond ``applied``. Hits trust a copy from before that for a while.
+
+        Nothing else waits: the lease says what the record shows, and the record has the raise. A hold that has begun
+        is not prolonged by further raises, which share the next one: progress never stands still (I6).
+        """
+        before = self.held.pop()[1] if len(self.held) == 2 else self.applied
+        self.held.append((self.clock() + self.policy.node_refresh_seconds, before))
+
+    def find_acknowledged(self, applied: Position) -> Position:
+        """The part of ``applied`` that may be published."""
+        now = self.clock()
+        self.held = [each for each in self.held if each[0] > now]
+        return self.held[0][1] if self.held else applied
 
     def everything(self, head: Head) -> Position:
         """All events that may have happened before now: the primary's head, and everything streamed from its history.

@@ -60,6 +60,14 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.2
 """Pause between two looks at a node."""
 
+BUSY_SECONDS: Final = 0.02
+"""The same for `BUSY_SECONDS_MAX` of a new life, or of stripes that wait for a heartbeat, which is on its way."""
+
+BUSY_SECONDS_MAX: Final = 2.0
+
+FIRST_AT_ONCE_MAX: Final = 8192
+"""How many stripes of a first round are put back together. Those that readers miss are among the next."""
+
 REST_SECONDS: Final = 2.0
 """How long a node that does not answer is left alone, at most: first as long as between two looks, then twice as long
 each time. A node that was only restarted can have no fill before its stripes are back."""
@@ -106,6 +114,7 @@ class Restorer:
     _doubts: dict[int, tuple[float, Position]] = field(default_factory=dict)
     """Stripe → (since when, what it holds that the record's progress lacks)."""
     _looked_at: float = float("-inf")
+    _is_busy_until: float = float("-inf")
     _rests_until: float = float("-inf")
     _rest_seconds: float = LOOK_SECONDS
 
@@ -125,6 +134,12 @@ class Restorer:
     @property
     def is_resting(self) -> bool:
         return self.clock() < self._rests_until
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the next look is likely to go on with what this one has begun."""
+        is_under_way = self._is_first_round or bool(self._pending)
+        return is_under_way and not self.is_resting and self.clock() < self._is_busy_until
 
     def note(self, result: object) -> None:
         """Take the result of a look: a node that did not answer is left alone."""
@@ -147,6 +162,7 @@ class Restorer:
         if record.life != self._life:
             self._life, self._next, self._is_first_round = record.life, 0, True
             self._again, self._pending, self._doubts = set(), set(), {}
+            self._is_busy_until = self.clock() + BUSY_SECONDS_MAX
         if self._pending:
             yield from self._complete(record)
             return
@@ -161,16 +177,19 @@ class Restorer:
             yield from self._mark(record, numbers[start : start + AT_ONCE_MAX])
 
     def _choose(self, stripes: int) -> Sequence[int]:
-        """The stripes that are known to be missing, and the next ones of the round: in the first round all."""
+        """The stripes that are known to be missing, and the next ones of the round, more in the first one."""
         now = self.clock()
-        share = 1.0 if self._is_first_round else min(1.0, (now - self._looked_at) / SWEEP_SECONDS)
+        share = min(1.0, (now - self._looked_at) / SWEEP_SECONDS)
         count = max(1, int(stripes * share))
+        if self._is_first_round:
+            count = min(FIRST_AT_ONCE_MAX, stripes - self._next)
         self._looked_at = now
         doubtful = [number for number, (since, _) in self._doubts.items() if now - since >= self.doubt_seconds]
         chosen = dict.fromkeys([*self._again, *doubtful])
         chosen.update(dict.fromkeys((self._next + step) % stripes for step in range(count)))
         self._again = set(chosen)  # until it is seen that they are there, or pending
-        self._next, self._is_first_round = (self._next + count) % stripes, False
+        self._next = (self._next + count) % stripes
+        self._is_first_round = self._is_first_round and self._next > 0
         self._pending_nonce = self.nonce()
         return list(chosen)
 
@@ -212,6 +231,7 @@ class Restorer:
             self._pending |= stored
             self._again -= stored
             self._pending_since = self.clock()
+            self._is_busy_until = self._pending_since + BUSY_SECONDS_MAX
 
     def _is_doubtful(
         self, number: int, stripe: Stripe, record: NodeRecord, doubt: tuple[float, Position] | None
@@ -299,4 +319,5 @@ def run_restorers(restorers: Sequence[Restorer], jitter: Callable[[], float]) ->
         results = yield from gather([restorer.look() for restorer in awake])
         for restorer, result in zip(awake, results, strict=True):
             restorer.note(result)
-        yield Wait(LOOK_SECONDS * (0.5 + jitter()))
+        pause = BUSY_SECONDS if any(restorer.is_busy for restorer in restorers) else LOOK_SECONDS
+        yield Wait(pause * (0.5 + jitter()))

@@ -117,6 +117,7 @@ class Assignment:
             clock=running_clock,
             find_heartbeat=pulse.find_begun,
             find_primary=pulse.find_primary,
+            hurry=pulse.hurry,
             find_rows=self._create_row_finder().find if self.filled else no_rows,
             streamed=empty_position(self.flavor),
             placement=placement,

@@ -162,6 +162,7 @@ class Keeper:
             clock=running_clock,
             find_heartbeat=pulse.find_begun,
             find_primary=pulse.find_primary,
+            hurry=pulse.hurry,
             streamed=empty_position(flavor),
             is_sender=False,
             lineage=policy.lineage,

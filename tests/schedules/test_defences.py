@@ -52,6 +52,7 @@ from tests.schedules.world import (
     LINEAGE,
     NAMESPACE,
     NODE,
+    NODE_REFRESH_SECONDS,
     ORDER,
     STRIPES,
     Client,
@@ -644,9 +645,38 @@ def test_a_raise_is_acknowledged_after_views_have_aged(monkeypatch: pytest.Monke
         return reader.read()
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(apply, "_wait_for_readers", lambda _: iter(()))
+        patch.setattr(membership.Membership, "hold_progress", lambda _: None)
 
     prove(schedule, ReadOutcome.TABLE_FLOOR, plant, "I1", monkeypatch)
+
+
+def test_a_raise_is_not_acknowledged_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F21: a second raise while progress is held for the first one. A reader's entry and its copy of the record are
+    of the time between the two."""
+
+    def schedule(world: World) -> tuple[ReadOutcome, bool]:
+        one = start(world)
+        world.commit(raised=["customers"])
+        one.applying().finish()
+        world.sleep(NODE_REFRESH_SECONDS / 2)
+        reader = Reader(world, world.replica().catch_up())
+        assert reader.read() is ReadOutcome.FILLED
+        second = world.commit(raised=["customers"])
+        one.applying().finish()
+        world.sleep(NODE_REFRESH_SECONDS / 2)
+        one.renewing().finish()
+        return reader.read(), world.record().progress.contains(second.position)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        hold = membership.Membership.hold_progress
+
+        def hold_once(self: membership.Membership) -> None:
+            if not self.held:
+                hold(self)
+
+        patch.setattr(membership.Membership, "hold_progress", hold_once)
+
+    prove(schedule, (ReadOutcome.HIT, False), plant, "I1", monkeypatch)
 
 
 def test_an_object_that_is_not_covered_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:

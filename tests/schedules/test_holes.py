@@ -17,7 +17,7 @@ from freshness.algorithm.envelope import Coverage, NodeRecord, find_record
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import invalidate
 from freshness.algorithm.membership import HeartbeatSeen, Membership
-from freshness.algorithm.request import DONE, STORED, Delete, Flow, Get, Procedure, Wait
+from freshness.algorithm.request import DONE, STORED, Delete, Flow, Get, Procedure
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.cache import CacheConfig
@@ -324,7 +324,7 @@ def test_a_lapse_of_the_record_is_noticed_by_who_slept_through_it(monkeypatch: p
         one, two = start(world), Invalidator(world)
         assert read_anew(world) is ReadOutcome.FILLED
         world.commit(raised=["customers"])
-        paused = one.applying().until_kind(Wait)
+        paused = one.raising()
         world.sleep(8)
         two.joining().finish()
         is_published = go_on(paused)

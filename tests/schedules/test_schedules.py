@@ -45,7 +45,7 @@ def test_table_floor_survives_a_revival_under_a_paused_invalidator() -> None:
     reader = Reader(world, world.replica())
     assert reader.read() is ReadOutcome.FILLED
     world.commit(raised=["customers"])
-    paused = one.applying().until_kind(Wait)  # the table floor is raised, its progress not published
+    paused = one.raising()
     assert "customers" in world.record().table_floors
     world.sleep(8)
     assert world.find_record() is None

@@ -384,7 +384,7 @@ def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.Monkey
         raised = scene.truncate()
         scene.dies_in_wait = True
         with pytest.raises(ProcessDied):
-            scene.run(1)
+            scene.run(0.5)
         assert not world.record().progress.contains(raised.position), "the floor alone names it"
         scene.fail_over(60)  # more than there are heartbeats below, which are given the same numbers
         scene.start()

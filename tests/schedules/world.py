@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from freshness.algorithm.admission import join
+from freshness.algorithm.applier import RENEW_SECONDS
 from freshness.algorithm.apply import Batch, apply_batch, renew
 from freshness.algorithm.envelope import (
     NodeRecord,
@@ -893,11 +894,20 @@ class Invalidator:
     def applying(self, batch: Batch | None = None) -> Run[None]:
         return self.run(apply_batch(self.member, batch or self.batch()))
 
+    def raising(self) -> Run[None]:
+        """A batch that raises tables, paused where the record has the raise and is about to be published."""
+        run = self.applying().until(is_record_write)
+        run.advance()
+        return run.until(is_record_write)
+
     def apply(self, batch: Batch | None = None) -> None:
-        """A batch, and what there is to do for the stripes before and after it."""
+        """A batch until it is acknowledged, and what there is to do for the stripes before and after it."""
         if batch is None:
             self.look()
         self.applying(batch).finish()
+        while self.member.held:
+            self.world.sleep(RENEW_SECONDS)
+            self.renewing().finish()
         if batch is None:
             self.look()
 

@@ -748,11 +748,18 @@ def _resume_without_table_floors() -> Planted:
 
 
 def _readers_not_waited_for() -> Planted:
-    def nothing(_: Membership) -> Procedure[None]:
-        return
-        yield
+    return _patch(Membership, "hold_progress", lambda _: None)
 
-    return _patch(freshness.algorithm.apply, "_wait_for_readers", nothing)
+
+def _second_raise_not_waited_for() -> Planted:
+    """A raise while readers are waited for is acknowledged at the end of that wait."""
+    original = Membership.hold_progress
+
+    def hold(self: Membership) -> None:
+        if not self.held:
+            original(self)
+
+    return _patch(Membership, "hold_progress", hold)
 
 
 def _revived_at_the_head() -> Planted:
@@ -1086,6 +1093,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "object coverage ignored": _coverage_ignored,
     "epoch ignored by fills": _epoch_ignored,
     "resume copy without table floors": _resume_without_table_floors,
+    "second raise acknowledged with the first": _second_raise_not_waited_for,
     "table floor acknowledged at once": _readers_not_waited_for,
     "revived without sending again": _revived_at_the_head,
     "floor of a new life is empty": _empty_newborn,
@@ -1154,6 +1162,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "start of a ring ignored by hits": 1694,
     "a previous ring is not sent": 41,
     "object coverage ignored": 191,
+    "second raise acknowledged with the first": 46,
     "table floor acknowledged at once": 1,
     "revived without sending again": 0,
     "a micro-batch with a hole is acknowledged": 734,

@@ -128,6 +128,7 @@ DIRECTED: Final[dict[str, str]] = {
     "epoch ignored by fills": "holes::test_positions_of_two_epochs_do_not_compare",
     "resume copy without table floors": "holes::test_the_resume_copy_is_a_whole_record",
     "table floor acknowledged at once": "defences::test_a_raise_is_acknowledged_after_views_have_aged",
+    "second raise acknowledged with the first": "defences::test_a_raise_is_not_acknowledged_with_the_one_before",
     "revived without sending again": "upstream_defences::test_a_purged_log_ends_the_lives_that_need_it",
     "floor of a new life is empty": "defences::test_life_of_a_restarted_node",
     "a node that failed is acknowledged": "sink::test_a_node_that_failed_in_a_micro_batch_is_not_acknowledged",

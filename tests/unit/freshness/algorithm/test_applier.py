@@ -85,6 +85,20 @@ class Scene:
         return member.joined_record().life if member.is_joined else b""
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_node_that_waits_for_a_later_heartbeat_has_it_brought_forward(is_open: bool) -> None:
+    """It would stay closed for `heartbeat_seconds` more."""
+    scene, hurried = Scene(is_sender=True), list[float]()
+    if is_open:  # by another process
+        scene.join()
+        scene.begun[1] = scene.now
+        scene.driver.run(scene.applier.send({NODE: {}}, {}, up_to(10), [beat(1)]))
+        scene.applier = scene.create(is_sender=True)
+    scene.applier.hurry = hurried.append
+    scene.join()
+    assert hurried == [float("-inf") if is_open else scene.now]
+
+
 def test_the_last_own_heartbeat_counts_in_any_order() -> None:
     scene = Scene(begun={1: 5.0, 2: 6.0})
     beats = [beat(2), beat(9, "another"), beat(1), beat(3)]

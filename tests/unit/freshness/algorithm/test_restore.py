@@ -888,10 +888,56 @@ def test_a_node_that_fails_is_left_alone_for_a_while_and_the_others_are_not(capl
     procedure = run_restorers([scene.restorer for scene in scenes.values()], lambda: 0.5)
     with pytest.raises(KeyboardInterrupt):
         drive_until_interrupted(procedure, answer)
-    assert waits == [restore.LOOK_SECONDS] * 5
+    assert waits == [restore.BUSY_SECONDS] + [restore.LOOK_SECONDS] * 4
     assert asked == [[NODE, "n2"], [NODE, "n2"], ["n2"], [NODE, "n2"], ["n2"]]
     assert scenes["n2"].whole() == list(range(STRIPES))
     assert "node n1: its stripes could not be looked at: n1 is down" in caplog.text
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_waits_for_a_heartbeat_is_looked_at_again_soon_for_a_while(scene: Scene, is_there: bool) -> None:
+    """The heartbeat is brought forward. If none comes back, nobody needs to look so often."""
+    waits: list[float] = []
+
+    def answer(step: Step) -> Any:
+        if isinstance(step, Flows):
+            return [scene.answer(flow) for flow in step.flows]
+        if not isinstance(step, Wait):
+            return scene.answer(step)
+        waits.append(step.seconds)
+        scene.now += step.seconds
+        if is_there:
+            scene.deliver("1-20")
+        if scene.now - began_at > restore.BUSY_SECONDS_MAX + 10 * restore.LOOK_SECONDS:
+            raise KeyboardInterrupt
+        return None
+
+    began_at = scene.now
+    with pytest.raises(KeyboardInterrupt):
+        drive_until_interrupted(run_restorers([scene.restorer], lambda: 0.5), answer)
+    busy = [each for each in waits if each == restore.BUSY_SECONDS]
+    assert waits == busy + [restore.LOOK_SECONDS] * (len(waits) - len(busy))
+    if is_there:
+        assert (len(busy), scene.whole()) == (1, list(range(STRIPES)))
+    else:
+        assert sum(busy) == pytest.approx(restore.BUSY_SECONDS_MAX, abs=2 * restore.BUSY_SECONDS)
+
+
+def test_a_first_round_goes_on_soon_and_begins_with_what_readers_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All stripes of a new life take a second to put back. Those that readers want do not wait for the others."""
+    monkeypatch.setattr(restore, "FIRST_AT_ONCE_MAX", 3)
+    scene = Scene()
+    scene.look()
+    assert scene.store.answer(Append(WANTED, encode_wanted([7]))) == Stored()
+    whole: list[list[int]] = []
+    while not scene.restorer.is_complete:
+        assert scene.restorer.is_busy
+        scene.now += restore.BUSY_SECONDS
+        scene.deliver("1-20")
+        scene.look()
+        if scene.whole() not in whole:
+            whole.append(scene.whole())
+    assert whole == [[0, 1, 2], [0, 1, 2, 3, 4, 5, 7], list(range(STRIPES))]
 
 
 def drive_until_interrupted(procedure: Any, answer: Callable[[Step], Any]) -> None:

@@ -246,6 +246,7 @@ def apply_in_one_process(folder: Path) -> World:
     driver.run(shard.join_missing())
     shard.opened(upto(FIRST))
     driver.run(shard.apply(STREAM))
+    driver.run(shard.finish())
     return other
 
 
