@@ -1,0 +1,230 @@
+"""The judge of a run: was any value that a client got older than it may be, as a user would state it?
+
+It knows what the clients wrote down, and no token, stripe or entry of the product. The versions of a unit are those
+that its only writer committed, in their order, each with the interval in which it was committed; one whose writer saw
+no answer may be there or not. Only one word of the product is used: what a node says that it has acknowledged.
+
+* I1, I10: a value is not older than what its node had acknowledged before the read began.
+* I7: a hit is not older than the bound: what was committed so long before the read began is in it.
+* I9: a session that has committed a version gets that one or a later one.
+* I11: what was read together, and the parts of one value, are of one version.
+* The primary's own answer has all that was committed before the read began. No value was never written.
+* At the end every read, and every hit, is what the primary has.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from freshness.position import parse_position
+from integration.chaos.shop import LOCAL_COPY_SECONDS
+
+HITS: Final = {"HIT", "LOCAL_HIT", "MOVED"}
+REQUIRED: Final = {
+    *("HIT", "MOVED", "FILLED", "LOST_RACE", "STRIPE", "STRIPE_ABSENT", "FLOOR", "TABLE_FLOOR", "PARTS"),
+    *("DEAD", "BEHIND", "IDENTITY"),
+}
+"""Outcomes of reads whose node said what they must show. Others tell their reader that it did not (I10)."""
+
+SECOND: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class Version:
+    """``order``: the time at which its writer began. ``end``: when its commit was answered; infinite if it never
+    was. ``acknowledged``: by node, when it was first seen in a record, and could no longer be missed."""
+
+    order: int
+    value: int | None
+    begin: float
+    end: float = math.inf
+    gtids: str | None = None
+    is_lost: bool = False
+    acknowledged: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``staleness``: of hits, in seconds. ``refresh``: how long readers trust a copy of a record."""
+
+    flavor: str
+    staleness: float
+    refresh: float
+
+
+@dataclass(slots=True)
+class Verdict:
+    """``violations``: what was found, the invariant first. ``judged``: how many values, by what was demanded."""
+
+    reads: int = 0
+    hits: int = 0
+    judged: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    writes: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+class Judge:
+    """Judges lines of journals, see `integration.chaos.journal`."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]], bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for line in lines:
+            self._kinds[line["kind"]].append(line)
+        self._units: dict[str, list[Version]] = defaultdict(list)
+        self._find_versions()
+        self._lose()
+        self._acknowledge()
+        self._orders = {unit: [each.order for each in versions] for unit, versions in self._units.items()}
+        self._done = {unit: _rising(versions, lambda each: each.end) for unit, versions in self._units.items()}
+        nodes = {line["node"] for line in self._kinds["record"]}
+        self._told = {
+            (node, unit): _rising(versions, lambda each, node=node: each.acknowledged.get(node, math.inf))
+            for node in nodes
+            for unit, versions in self._units.items()
+        }
+
+    def judge(self) -> Verdict:
+        verdict = Verdict(writes=len(self._kinds["commit"]))
+        for line in self._kinds["read"]:
+            self._judge_read(line, verdict)
+        for kind in ("refused", "refused write"):
+            for line in self._kinds[kind]:
+                verdict.refusals[f"{line['error']}{' of a write' * (kind == 'refused write')}"] += line.get(
+                    "count", 1
+                )
+                if "unknown" in line:
+                    verdict.violations.append(f"I8: a read raised {line['unknown']}")
+        return verdict
+
+    # -- what was written ------------------------------------------------------------------------------
+
+    def _find_versions(self) -> None:
+        ends = {line["version"]: line for line in self._kinds["commit"]}
+        for line in self._kinds["intent"]:
+            end = ends.get(line["version"], {})
+            for unit, value in line["units"].items():
+                version = Version(line["version"], value, line["begin"], end.get("end", math.inf), end.get("gtids"))
+                self._units[unit].append(version)
+        for line in self._kinds["initial"]:
+            for unit, value in line["units"].items():
+                self._units[unit].append(Version(0, value, 0, 0))
+        for versions in self._units.values():
+            versions.sort(key=lambda each: each.order)
+
+    def _lose(self) -> None:
+        """A promotion loses what its new primary does not have."""
+        for line in self._kinds["promotion"]:
+            for unit, kept in line["kept"].items():
+                for version in self._units[unit]:
+                    version.is_lost |= kept < version.order < line["at"]
+
+    def _acknowledge(self) -> None:
+        flavor, grace = self._bounds.flavor, self._bounds.refresh * SECOND
+        lossy = [(line["at"], line["epoch"]) for line in self._kinds["promotion"] if line["loses"]]
+        records: dict[str, list[Any]] = defaultdict(list)
+        for line in sorted(self._kinds["record"], key=lambda line: line["at"]):
+            of_node = records[line["node"]]
+            is_new = bool(of_node) and of_node[-1][2] != line["life"]
+            at = line["at"] + grace * is_new
+            of_node.append((at, parse_position(flavor, line["progress"]), line["life"], line["epoch"]))
+        for versions in self._units.values():
+            for version in versions:
+                if version.gtids is None or version.is_lost:
+                    continue
+                position = parse_position(flavor, version.gtids)
+                # The numbers of a lost history are given again, and a record of that history says nothing of them
+                least = max((epoch for at, epoch in lossy if at < version.order), default=-1)
+                for node, of_node in records.items():
+                    found = bisect_left(of_node, True, key=lambda one: one[3] > least and one[1].contains(position))
+                    if found < len(of_node):
+                        # A DELETE of nothing has the GTIDs of the commit before it
+                        version.acknowledged[node] = max(of_node[found][0], version.begin)
+
+    # -- what was read ---------------------------------------------------------------------------------
+
+    def _judge_read(self, line: Mapping[str, Any], verdict: Verdict) -> None:
+        together: dict[str, set[Any]] = defaultdict(set)
+        for unit, value, outcome, node, is_primary in line["reads"]:
+            verdict.reads += 1
+            verdict.hits += outcome in HITS
+            verdict.outcomes[outcome] += 1
+            together[unit].add(value)
+            where = f"{line['name']} {unit}, {outcome} of {node}, read {line['begin']} to {line['end']}"
+            if isinstance(value, str):
+                verdict.violations.append(f"I11: {where}: the value is {value}")
+                continue
+            shown = self._find_shown(unit, value, line["end"])
+            if shown is None:
+                verdict.violations.append(f"value: {where}: {value} was never written by then")
+                continue
+            if line.get("final"):
+                [rows] = self._kinds["rows"]
+                verdict.judged["end"] += 1
+                if value != rows["units"][unit]:
+                    verdict.violations.append(f"end: {where}: {value} where the primary has {rows['units'][unit]}")
+            for rule, least in self._demands(line, unit, outcome, node, is_primary):
+                verdict.judged[rule] += 1
+                if shown.order < least:
+                    verdict.violations.append(f"{rule}: {where}: {shown.order} where {least} was demanded")
+        if line["together"]:
+            verdict.judged["I11"] += len(together)
+            verdict.violations += [
+                f"I11: {line['name']} {unit} read {line['begin']} to {line['end']}: {sorted(map(str, values))}"
+                for unit, values in together.items()
+                if len(values) > 1
+            ]
+
+    def _demands(self, line: Mapping[str, Any], unit: str, outcome: str, node: str, is_primary: bool) -> Any:
+        """The least version, by rule, that the read must show."""
+        begin = line["begin"] - LOCAL_COPY_SECONDS * SECOND * (outcome == "LOCAL_HIT")
+        if outcome in HITS:
+            yield "I7", _last(self._done[unit], begin - self._bounds.staleness * SECOND)
+        if outcome in REQUIRED and (node, unit) in self._told:
+            yield "I1" if outcome in HITS else "I10", _last(self._told[node, unit], begin)
+        if is_primary and not self._is_promoting(begin, line["end"]):
+            yield "primary", _last(self._done[unit], begin)
+        if unit in line["own"] and not self._is_lost(unit, line["own"][unit]):
+            yield "I9", line["own"][unit]
+
+    def _find_shown(self, unit: str, value: int | None, end: float) -> Version | None:
+        """The latest version that the value can be."""
+        versions = self._units[unit]
+        if value is not None and unit in self._orders:
+            place = bisect_left(self._orders[unit], value)
+            found = versions[place : place + 1]
+        else:
+            found = versions[bisect_right(self._orders[unit], end) - 1 :: -1] if versions else []
+        return next((each for each in found if each.value == value and each.begin <= end), None)
+
+    def _is_lost(self, unit: str, order: int) -> bool:
+        return self._units[unit][bisect_left(self._orders[unit], order)].is_lost
+
+    def _is_promoting(self, begin: float, end: float) -> bool:
+        """Whether a server that was the primary may answer as such."""
+        return any(
+            begin <= line["at"] + line["settled"] and end >= line["begin"] for line in self._kinds["promotion"]
+        )
+
+
+def _rising(versions: Sequence[Version], find: Any) -> list[tuple[float, int]]:
+    """(time, the latest version that was there by then), by time."""
+    points = sorted((find(each), each.order) for each in versions if not each.is_lost and find(each) < math.inf)
+    latest, rising = 0, []
+    for at, order in points:
+        latest = max(latest, order)
+        rising.append((at, latest))
+    return rising
+
+
+def _last(rising: Sequence[tuple[float, int]], at: float) -> int:
+    """The latest version of before ``at``."""
+    place = bisect_left(rising, (at, -1))
+    return rising[place - 1][1] if place else 0
