@@ -1,8 +1,8 @@
 """An application of a run: ``python -m integration.chaos.client NAME MODE INDEX COUNT SEED FOLDER FLAVOR``.
 
 Reads at a modest rate, in threads, in tasks of an event loop, or by sessions of SQLAlchemy, and writes the groups of
-its own (each ``COUNT``-th of those), whose commits it reads again by their token. It writes down what it got, and ends when
-it is killed. While ``FOLDER/calm`` is there it writes no row.
+own (each ``COUNT``-th of those), whose commits it reads again by their token. It writes down what it got, until it
+is killed. While ``FOLDER/calm`` is there it writes no row.
 """
 
 from __future__ import annotations

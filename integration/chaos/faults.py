@@ -14,7 +14,8 @@ from integration.chaos import link
 from integration.chaos.journal import now_us
 from integration.chaos.scene import MODES, Scene
 from integration.chaos.shop import COLUMNS
-from integration.servers import ServerProcess
+from integration.invalidator.test_promotion import set_read_only
+from integration.servers import DatabaseServer, ServerProcess
 
 Fault = Callable[[Scene, random.Random, str], AbstractContextManager[None]]
 SHORT: Final = 1.0, 4.0
@@ -44,10 +45,14 @@ def killed(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if target.startswith("invalidator"):
-            process.launch()
-        else:
-            process.start()
+        process.launch()
+        if not target.startswith("invalidator"):
+            process.wait_ready()
+        if isinstance(process, DatabaseServer) and process is not scene.primary:
+            set_read_only(process, 1)
+            process.start_replication()
+        elif isinstance(process, DatabaseServer):
+            set_read_only(process, 0)
 
 
 @contextmanager
