@@ -23,6 +23,7 @@ LONG: Final = 5.0, 20.0
 """Seconds that a fault lasts: shorter than a lease, and longer than `max_staleness_seconds`."""
 BETWEEN: Final = 0.5, 2.0
 ANSWER_SECONDS: Final = 30.0
+LOST_SECONDS: Final = 2.0
 CROWD: Final = ((60, 20_000), (250, 10_000), (1_200, 4_000))
 """Bytes and number of a stranger's values: as large as stripes, entries, and parts."""
 
@@ -158,6 +159,55 @@ def swapped(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
     scene.execute(f"DROP TABLE {old}")
 
 
+@contextmanager
+def purged(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
+    """No invalidator has read the end of a log that is purged."""
+    for invalidator in scene.invalidators:
+        invalidator.kill()
+    yield
+    scene.execute("FLUSH BINARY LOGS")
+    for replica in scene.databases[1:]:
+        replica.wait_caught_up(scene.primary)
+    *_, last = scene.primary.execute("SHOW BINARY LOGS")
+    scene.execute(f"PURGE BINARY LOGS TO '{last[0]}'")
+    for invalidator in scene.invalidators:
+        invalidator.launch()
+
+
+@contextmanager
+def promoted(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
+    """A planned switchover, which the invalidators adopt."""
+    begin = now_us()
+    previous, chosen, *others = scene.databases
+    with scene.writing:
+        scene.set_primary(None)
+        set_read_only(previous, 1)
+        for each in (chosen, *others):
+            each.wait_caught_up(previous)
+        scene.promote(chosen, [previous, *others], begin)
+    yield
+
+
+def lose(scene: Scene) -> None:
+    """The primary dies, and a replica that lacks its last commits takes its place. No other fault is there. The
+    operator names the new primary in the file, and restarts the applications."""
+    begin = now_us()
+    previous, chosen, *others = scene.databases
+    with scene.writing:  # so that each row that is left shows its version
+        for each in (*others, chosen):  # in this order no other one has what the chosen one lacks
+            each.stop_replication()
+        time.sleep(LOST_SECONDS)
+        scene.set_primary(None)
+        previous.kill()
+        scene.promote(chosen, others, begin)
+    scene.write_file()
+    for invalidator in scene.invalidators:
+        invalidator.reload(scene.config)
+    for application in scene.applications:
+        application.restart()
+    scene.journal.write("fault", name="promotion that loses commits", target="", begin=begin, end=now_us())
+
+
 NODES: Final = ("node 0", "node 1")
 INVALIDATORS: Final = ("invalidator 0", "invalidator 1")
 APPLICATIONS: Final = tuple(f"application {number}" for number in range(len(MODES)))
@@ -182,11 +232,22 @@ FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...], tuple[float, float]]]] = {
     "kill -9 of the primary": (killed, ("database 0",), SHORT),
     "SIGSTOP of the primary": (stopped, ("database 0",), SHORT),
     "network of the primary": (severed, ("database 0",), LONG),
+    "purge of the log": (purged, ("the log",), SHORT),
+    "promotion": (promoted, ("databases",), LONG),
     "TRUNCATE": (truncated, ("notes",), SHORT),
     "ALTER TABLE": (altered, TABLES, SHORT),
     "table swapped by pt-osc": (swapped, TABLES, SHORT),
 }
 """What is done, to which of these, and for how long."""
+
+
+DATABASES: Final = {"database 0", *REPLICAS}
+PARTS: Final = {
+    **{table: {"database 0"} for table in TABLES},
+    "databases": DATABASES,
+    "the log": {*DATABASES, *INVALIDATORS},
+}
+"""What a target consists of, if not of itself."""
 
 
 class Lane:
@@ -209,8 +270,8 @@ class Lane:
         target, seconds = chance.choice(targets), chance.uniform(*lasting)
         if not self._wait(chance.uniform(*BETWEEN)):
             return False
-        part = "database 0" if target in TABLES else target
-        if not self._take(part):
+        parts = PARTS.get(target, {target}) - self._scene.gone
+        if not parts or not self._take(parts):
             return True
         try:
             begin = now_us()
@@ -219,7 +280,7 @@ class Lane:
             self._scene.journal.write("fault", name=name, target=target, begin=begin, end=now_us())
         finally:
             with self._scene.lock:
-                self._scene.taken.discard(part)
+                self._scene.taken -= parts
         return time.monotonic() < self._until
 
     def _wait(self, seconds: float) -> bool:
@@ -227,11 +288,12 @@ class Lane:
         time.sleep(max(0.0, min(seconds, self._until - time.monotonic())))
         return time.monotonic() < self._until
 
-    def _take(self, target: str) -> bool:
+    def _take(self, parts: set[str]) -> bool:
+        """Whether no other fault is striking any of these."""
         with self._scene.lock:
-            if target in self._scene.taken:
+            if parts & self._scene.taken:
                 return False
-            self._scene.taken.add(target)
+            self._scene.taken |= parts
             return True
 
 

@@ -128,7 +128,14 @@ class Judge:
 
     def _acknowledge(self) -> None:
         flavor, grace = self._bounds.flavor, self._bounds.refresh * SECOND
-        lossy = [(line["at"], line["epoch"]) for line in self._kinds["promotion"] if line["loses"]]
+        lossy = [
+            (
+                line["at"],
+                max((each["epoch"] for each in self._kinds["record"] if each["at"] < line["at"]), default=-1),
+            )
+            for line in self._kinds["promotion"]
+            if any(each.is_lost and each.order < line["at"] for versions in self._units.values() for each in versions)
+        ]
         records: dict[str, list[Any]] = defaultdict(list)
         for line in sorted(self._kinds["record"], key=lambda line: line["at"]):
             of_node = records[line["node"]]
@@ -165,6 +172,8 @@ class Judge:
             if shown is None:
                 verdict.violations.append(f"value: {where}: {value} was never written by then")
                 continue
+            if shown.is_lost and outcome in HITS and self._is_over(line["begin"]):
+                verdict.violations.append(f"I7: {where}: {value} was lost by a promotion")
             if line.get("final"):
                 [rows] = self._kinds["rows"]
                 verdict.judged["end"] += 1
@@ -189,7 +198,7 @@ class Judge:
             yield "I7", _last(self._done[unit], begin - self._bounds.staleness * SECOND)
         if outcome in REQUIRED and (node, unit) in self._told:
             yield "I1" if outcome in HITS else "I10", _last(self._told[node, unit], begin)
-        if is_primary and not self._is_promoting(begin, line["end"]):
+        if is_primary and self._is_primary(line["end"]):
             yield "primary", _last(self._done[unit], begin)
         if unit in line["own"] and not self._is_lost(unit, line["own"][unit]):
             yield "I9", line["own"][unit]
@@ -207,11 +216,14 @@ class Judge:
     def _is_lost(self, unit: str, order: int) -> bool:
         return self._units[unit][bisect_left(self._orders[unit], order)].is_lost
 
-    def _is_promoting(self, begin: float, end: float) -> bool:
-        """Whether a server that was the primary may answer as such."""
-        return any(
-            begin <= line["at"] + line["settled"] and end >= line["begin"] for line in self._kinds["promotion"]
-        )
+    def _is_primary(self, end: float) -> bool:
+        """Whether the server that readers know as the primary still is it."""
+        return all(end < line["begin"] for line in self._kinds["promotion"])
+
+    def _is_over(self, begin: float) -> bool:
+        """Whether the last promotion was longer ago than a hit may be old."""
+        last: float = max(line["at"] for line in self._kinds["promotion"])
+        return begin > last + self._bounds.staleness * SECOND
 
 
 def _rising(versions: Sequence[Version], find: Any) -> list[tuple[float, int]]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from appclient import Cache
 from freshness.database.connection import executed_position
 from integration.chaos.client import open_cache
-from integration.chaos.faults import strike
+from integration.chaos.faults import lose, strike
 from integration.chaos.journal import now_us, read_journals
 from integration.chaos.judge import Bounds, Judge, Verdict
 from integration.chaos.scene import LINEAGE, Options, Scene, open_scene
@@ -26,6 +26,8 @@ from integration.servers.database import SCHEMA
 
 CALM_SECONDS: Final = 240.0
 """Within which everything is cacheable again. Far above what is usual: only a failure takes as long."""
+LOSS_SECONDS_MIN: Final = 120
+"""A run that is as long loses commits in its middle."""
 BEFORE_SECONDS: Final = 3.0
 """Of reads and writes without a fault."""
 
@@ -40,7 +42,12 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
         initial = {unit: 0 if unit.startswith("group") else None for unit in all_units()}
         scene.journal.write("initial", units=initial)
         time.sleep(BEFORE_SECONDS)
-        strike(scene, options.seconds)
+        if options.seconds < LOSS_SECONDS_MIN:
+            strike(scene, options.seconds)
+        else:
+            strike(scene, options.seconds / 2)
+            lose(scene)
+            strike(scene, options.seconds / 2)
         (folder / "calm").touch()
         settle(scene)
         for application in scene.applications:

@@ -85,15 +85,16 @@ class Scene:
     databases: list[DatabaseServer]
     nodes: list[Memcached | Redis]
     links: dict[int, Link]
-    path: Path
     invalidators: list[Invalidator] = field(default_factory=list)
     applications: list[Application] = field(default_factory=list)
     writing: threading.Lock = field(default_factory=threading.Lock)
     taken: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.config = load_config(self.path)
+        self.path = self.folder / "freshness.toml"
+        self.write_file()
         self._writer = Writer(self.folder, self.options.flavor, self.journal)
         self._chance = random.Random(f"{self.options.seed} clerk")
 
@@ -106,6 +107,39 @@ class Scene:
         draft = self.folder / "primary.draft"
         draft.write_text("" if server is None else str(server.port))
         draft.replace(self.folder / "primary")
+
+    def write_file(self) -> None:
+        """freshness.toml, by the roles that the databases have."""
+        urls = [f"mysql://app:app@127.0.0.1:{self.links[each.port].port}/{SCHEMA}" for each in self.databases]
+        write_config(
+            self.folder,
+            self.options.flavor,
+            urls[0],
+            [f"127.0.0.1:{self.links[each.port].port}" for each in self.nodes],
+            replicas=urls[1:],
+            shard={"adopt_promotions": True},
+            objects=OBJECTS,
+            cache={**SHORT, **CACHE, "backend": self.options.cache.partition("-")[0]},
+            stream=STREAM,
+        )
+        self.config = load_config(self.path)
+
+    def promote(self, chosen: DatabaseServer, others: list[DatabaseServer], begin: int) -> None:
+        """Make it the primary of these others, whose commits it has. A previous one that is not among them is
+        gone."""
+        chosen.remove_sources()
+        kept = dict(chosen.execute("SELECT CONCAT('group ', id DIV 2), v FROM customers", database=SCHEMA))
+        self.journal.write("promotion", begin=begin, at=now_us(), kept=kept)
+        for each in others:
+            if each is self.primary and each.flavor == "mariadb":
+                with each.connect(user="root") as connection, connection.cursor() as cursor:
+                    cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
+            each.replicate_from(chosen)
+        if self.primary not in others:
+            self.gone = {f"database {len(self.databases) - 1}"}
+        self.databases = [chosen, *others]
+        set_read_only(chosen, 0)
+        self.set_primary(chosen)
 
     def write_note(self) -> None:
         time.sleep(CLERK_SECONDS)
@@ -169,22 +203,10 @@ def open_scene(folder: Path, options: Options) -> Iterator[Scene]:
         prepare(databases)
         nodes = [stack.enter_context(NODE_KINDS[options.cache]()) for _ in range(2)]
         links = {server.port: stack.enter_context(Link(server.port)) for server in (*databases, *nodes)}
-        urls = [f"mysql://app:app@127.0.0.1:{links[each.port].port}/{SCHEMA}" for each in databases]
-        path = write_config(
-            folder,
-            options.flavor,
-            urls[0],
-            [f"127.0.0.1:{links[each.port].port}" for each in nodes],
-            replicas=urls[1:],
-            shard={"adopt_promotions": True},
-            objects=OBJECTS,
-            cache={**SHORT, **CACHE, "backend": options.cache.partition("-")[0]},
-            stream=STREAM,
-        )
-        scene = Scene(folder, options, Journal(folder, "scene"), databases, nodes, links, path)
+        scene = Scene(folder, options, Journal(folder, "scene"), databases, nodes, links)
         scene.set_primary(scene.primary)
         for _ in range(2):
-            scene.invalidators.append(stack.enter_context(Invalidator(path, options.bug)))
+            scene.invalidators.append(stack.enter_context(Invalidator(scene.path, options.bug)))
         for index, mode in enumerate(MODES):
             words = (f"application{index}", mode, index, len(MODES), options.seed, folder, options.flavor)
             module = with_bug(options.bug, "-m", "integration.chaos.client", *map(str, words))
