@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from integration.chaos.judge import Verdict
-from integration.chaos.run import find_faults, run_chaos
+from integration.chaos.run import audit, find_faults, run_chaos
 from integration.chaos.scene import NODE_KINDS, Options
+from spark.audit.model.verdict import CLEAN
 from tests.simulation.bugs import PLANTED
 
 RESULTS: Final = Path(__file__).resolve().parent / "results.json"
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--flavor", choices=("mariadb", "mysql"), default="mariadb")
     parser.add_argument("--cache", choices=sorted(NODE_KINDS), default="memcached")
     parser.add_argument("--bug", choices=sorted(PLANTED), default="", metavar="NAME", help="take this defence out")
+    parser.add_argument("--recorded", dest="is_recorded", action="store_true", help="on memcached: audit it, too")
     parser.add_argument("--folder", type=Path, help="keep the journals there")
     parser.add_argument("--write", action="store_true", help=f"add the run to {RESULTS.name}")
     chosen = vars(parser.parse_args(arguments))
@@ -45,12 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
         if kept is not None:
             kept.mkdir(parents=True)
         verdict, lines = run_chaos(kept or Path(folder), options)
+        audited = audit(kept or Path(folder)) if options.is_recorded else CLEAN
     result = summarize(options, verdict, list(find_faults(lines)))
     show(result, verdict, time.monotonic() - began)
     if is_written:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         RESULTS.write_text(json.dumps([*results, result], indent=1) + "\n")
-    return int(bool(verdict.violations) != bool(options.bug))
+    return int(bool(verdict.violations or audited != CLEAN) != bool(options.bug))
 
 
 def summarize(options: Options, verdict: Verdict, faults: list[dict[str, Any]]) -> dict[str, Any]:
@@ -60,6 +63,7 @@ def summarize(options: Options, verdict: Verdict, faults: list[dict[str, Any]]) 
         "flavor": options.flavor,
         "cache": options.cache,
         "bug": options.bug,
+        "recorded": options.is_recorded,
         "reads": verdict.reads,
         "hits": verdict.hits,
         "writes": verdict.writes,

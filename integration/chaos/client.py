@@ -2,18 +2,20 @@
 
 Reads at a modest rate, in threads, in tasks of an event loop, or by sessions of SQLAlchemy, and writes the groups of
 own (each ``COUNT``-th of those), whose commits it reads again by their token. It writes down what it got, until it
-is killed. While ``FOLDER/calm`` is there it writes no row.
+is killed or gets SIGTERM. While ``FOLDER/calm`` is there it writes no row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,7 @@ from integration.chaos.shop import GROUPS, NAMES, NOTES, Writer, find_keys, find
 LANES: Final = 2
 """Threads or tasks of a client."""
 PAUSE_SECONDS: Final = 0.04
+ENDING: Final = threading.Event()
 KEYS_MAX: Final = 6
 WRITE_SHARE: Final = 0.15
 TOGETHER_SHARE: Final = 0.2
@@ -134,18 +137,18 @@ def run_threads(folder: Path, lanes: list[Lane]) -> None:
             lane.refuse(plan, begin, error)
 
     def work(lane: Lane) -> None:
-        while True:
+        while not ENDING.is_set():
             read(lane, lane.draw())
             if written := lane.write():
                 group, version, gtids = written
                 read(lane, lane.plan_own(group, version), gtids)
             time.sleep(PAUSE_SECONDS)
 
-    run_lanes(work, lanes)
+    run_lanes(cache, work, lanes)
 
 
-def run_lanes(work: Callable[[Lane], None], lanes: list[Lane]) -> None:
-    with ThreadPoolExecutor(len(lanes)) as pool:
+def run_lanes(cache: Cache, work: Callable[[Lane], None], lanes: list[Lane]) -> None:
+    with closing(cache), ThreadPoolExecutor(len(lanes)) as pool:
         for ended in [pool.submit(work, lane) for lane in lanes]:
             ended.result()
 
@@ -168,7 +171,7 @@ async def run_tasks(folder: Path, lanes: list[Lane]) -> None:
             lane.refuse(plan, begin, error)
 
     async def work(lane: Lane) -> None:
-        while True:
+        while not ENDING.is_set():
             await read(lane, lane.draw())
             if written := await asyncio.to_thread(lane.write):
                 group, version, gtids = written
@@ -176,6 +179,7 @@ async def run_tasks(folder: Path, lanes: list[Lane]) -> None:
             await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(*(work(lane) for lane in lanes))
+    await cache.close()
 
 
 # -- sessions of SQLAlchemy ----------------------------------------------------------------------------
@@ -222,7 +226,7 @@ def run_sessions(folder: Path, lanes: list[Lane]) -> None:
             lane.refuse(plan, begin, error)
 
     def work(lane: Lane) -> None:
-        while True:
+        while not ENDING.is_set():
             units = lane.chance.sample(range(GROUPS), KEYS_MAX // 2)
             read(lane, Plan("customer", [2 * unit + lane.chance.randint(0, 1) for unit in units]))
             if written := lane.write():
@@ -234,10 +238,11 @@ def run_sessions(folder: Path, lanes: list[Lane]) -> None:
                 )
             time.sleep(PAUSE_SECONDS)
 
-    run_lanes(work, lanes)
+    run_lanes(cache, work, lanes)
 
 
 def main(arguments: list[str]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: ENDING.set())
     name, mode, index, count, seed, folder_name, flavor = arguments
     folder = Path(folder_name)
     journal = Journal(folder, name)

@@ -163,7 +163,7 @@ def swapped(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
 def purged(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
     """No invalidator has read the end of a log that is purged."""
     for invalidator in scene.invalidators:
-        invalidator.kill()
+        invalidator.terminate()
     yield
     scene.execute("FLUSH BINARY LOGS")
     for replica in scene.databases[1:]:
@@ -176,7 +176,7 @@ def purged(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
 
 @contextmanager
 def promoted(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
-    """A planned switchover, which the invalidators adopt."""
+    """A planned switchover, which the invalidators adopt. Later the operator edits the file for the applications."""
     begin = now_us()
     previous, chosen, *others = scene.databases
     with scene.writing:
@@ -186,11 +186,12 @@ def promoted(scene: Scene, chance: random.Random, target: str) -> Iterator[None]
             each.wait_caught_up(previous)
         scene.promote(chosen, [previous, *others], begin)
     yield
+    scene.name_primary()
 
 
 def lose(scene: Scene) -> None:
     """The primary dies, and a replica that lacks its last commits takes its place. No other fault is there. The
-    operator names the new primary in the file, and restarts the applications."""
+    operator names the new primary in the file."""
     begin = now_us()
     previous, chosen, *others = scene.databases
     with scene.writing:  # so that each row that is left shows its version
@@ -200,11 +201,9 @@ def lose(scene: Scene) -> None:
         scene.set_primary(None)
         previous.kill()
         scene.promote(chosen, others, begin)
-    scene.write_file()
+    scene.name_primary()
     for invalidator in scene.invalidators:
         invalidator.reload(scene.config)
-    for application in scene.applications:
-        application.restart()
     scene.journal.write("fault", name="promotion that loses commits", target="", begin=begin, end=now_us())
 
 
@@ -241,10 +240,13 @@ FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...], tuple[float, float]]]] = {
 """What is done, to which of these, and for how long."""
 
 
+FORGETTING: Final = {"kill -9 of an application", "kill -9 of an invalidator"}
+"""They lose what the process has not written of the history yet, and then an audit proves nothing."""
+
 DATABASES: Final = {"database 0", *REPLICAS}
 PARTS: Final = {
     **{table: {"database 0"} for table in TABLES},
-    "databases": DATABASES,
+    "databases": {*DATABASES, *APPLICATIONS},
     "the log": {*DATABASES, *INVALIDATORS},
 }
 """What a target consists of, if not of itself."""
@@ -256,10 +258,12 @@ class Lane:
 
     def __init__(self, scene: Scene, seed: str, until: float) -> None:
         self._scene, self._chance, self._until = scene, random.Random(seed), until
+        left_out = FORGETTING if scene.options.is_recorded else set()
+        self._names = sorted(FAULTS.keys() - left_out)
 
     def run(self) -> None:
         while True:
-            for name in self._chance.sample(sorted(FAULTS), len(FAULTS)):
+            for name in self._chance.sample(self._names, len(self._names)):
                 if not self._strike(name):
                     return
 

@@ -31,6 +31,8 @@ REQUIRED: Final = {
 }
 """Outcomes of reads whose node said what they must show. Others tell their reader that it did not (I10)."""
 
+STORED: Final = HITS | {"FILLED"}
+
 SECOND: Final = 1_000_000
 
 
@@ -196,9 +198,10 @@ class Judge:
         begin = line["begin"] - LOCAL_COPY_SECONDS * SECOND * (outcome == "LOCAL_HIT")
         if outcome in HITS:
             yield "I7", _last(self._done[unit], begin - self._bounds.staleness * SECOND)
-        if outcome in REQUIRED and (node, unit) in self._told:
+        is_due = outcome in REQUIRED and (outcome in STORED or not is_primary or self._is_primary(begin, line["end"]))
+        if is_due and (node, unit) in self._told:
             yield "I1" if outcome in HITS else "I10", _last(self._told[node, unit], begin)
-        if is_primary and self._is_primary(line["end"]):
+        if is_primary and self._is_primary(begin, line["end"]):
             yield "primary", _last(self._done[unit], begin)
         if unit in line["own"] and not self._is_lost(unit, line["own"][unit]):
             yield "I9", line["own"][unit]
@@ -216,9 +219,12 @@ class Judge:
     def _is_lost(self, unit: str, order: int) -> bool:
         return self._units[unit][bisect_left(self._orders[unit], order)].is_lost
 
-    def _is_primary(self, end: float) -> bool:
-        """Whether the server that readers know as the primary still is it."""
-        return all(end < line["begin"] for line in self._kinds["promotion"])
+    def _is_primary(self, begin: float, end: float) -> bool:
+        """Whether the server that readers know as the primary is it."""
+        promotions, named = self._kinds["promotion"], self._kinds["named"]
+        return all(
+            end < line["begin"] or any(line["begin"] < each["at"] < begin for each in named) for line in promotions
+        )
 
     def _is_over(self, begin: float) -> bool:
         """Whether the last promotion was longer ago than a hit may be old."""

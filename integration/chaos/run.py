@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from appclient import Cache
+from examples.demo.evidence import ArchiveProcess
 from freshness.database.connection import executed_position
+from freshness.position import Position
 from integration.chaos.client import open_cache
 from integration.chaos.faults import lose, strike
 from integration.chaos.journal import now_us, read_journals
 from integration.chaos.judge import Bounds, Judge, Verdict
 from integration.chaos.scene import LINEAGE, Options, Scene, open_scene
-from integration.chaos.shop import GROUPS, NAMES, NOTES, find_keys, find_unit, find_version
-from integration.harness import wait_covered, wait_until
+from integration.chaos.shop import CACHE, GROUPS, NAMES, NOTES, OBJECTS, find_keys, find_unit, find_version
+from integration.configuration import write_config
+from integration.harness import STREAM, wait_covered, wait_until
 from integration.servers.database import SCHEMA
+from spark.audit import __main__ as command
 
 CALM_SECONDS: Final = 240.0
 """Within which everything is cacheable again. Far above what is usual: only a failure takes as long."""
@@ -38,20 +43,25 @@ def all_units() -> list[str]:
 
 def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, Any]]]:
     """Run it and judge it: the verdict, and all lines of its journals, which stay in ``folder``."""
-    with open_scene(folder, options) as scene:
+    with open_scene(folder, options) as scene, ExitStack() as stack:
+        archive = stack.enter_context(make_archive(scene)) if options.is_recorded else None
         initial = {unit: 0 if unit.startswith("group") else None for unit in all_units()}
         scene.journal.write("initial", units=initial)
         time.sleep(BEFORE_SECONDS)
-        if options.seconds < LOSS_SECONDS_MIN:
+        if options.seconds < LOSS_SECONDS_MIN or options.is_recorded:
             strike(scene, options.seconds)
         else:
             strike(scene, options.seconds / 2)
             lose(scene)
             strike(scene, options.seconds / 2)
         (folder / "calm").touch()
-        settle(scene)
+        head = settle(scene)
         for application in scene.applications:
-            application.kill()
+            application.terminate() if options.is_recorded else application.kill()
+        for invalidator in scene.invalidators if archive else ():
+            invalidator.terminate()  # it completes its part of the history
+        if archive is not None:
+            archive.finish(head, LINEAGE)
         bounds = Bounds(
             options.flavor,
             scene.config.cache.max_staleness_seconds + scene.config.cache.clock_skew_seconds,
@@ -61,8 +71,24 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
     return Judge(lines, bounds).judge(), lines
 
 
-def settle(scene: Scene) -> None:
-    """All is read until it is a hit, and written down as of the end."""
+def make_archive(scene: Scene) -> ArchiveProcess:
+    """The changes, from the log of the replica that is never promoted."""
+    server, recorded = scene.databases[-1], scene.folder / "recorded"
+    recorded.mkdir()
+    nodes = scene.config.cache.nodes
+    path = write_config(recorded, server.flavor, server.url, nodes, objects=OBJECTS, cache=CACHE, stream=STREAM)
+    return ArchiveProcess(path, scene.folder / "archive")
+
+
+def audit(folder: Path) -> int:
+    """The exit code of the audit by replay, for the same run."""
+    arguments = ["--archive", folder / "archive", "--history", folder / "history", "--report", folder / "report"]
+    now = datetime.now(UTC).isoformat()
+    return command.main([*map(str, arguments), "--engine", "local", "--clock-error-seconds", "0", "--as-of", now])
+
+
+def settle(scene: Scene) -> Position:
+    """All is read until it is a hit, and written down as of the end, whose position is returned."""
     scene.set_primary(None)
     with scene.writing:
         time.sleep(1)  # a commit that has begun ends
@@ -75,6 +101,7 @@ def settle(scene: Scene) -> None:
     with closing(open_cache(scene.path)) as cache:
         for name in NAMES:
             wait_until(partial(read_all, scene, cache, name), f"{name} is hits", scene.describe, seconds=CALM_SECONDS)
+    return head
 
 
 def write_rows(scene: Scene) -> None:

@@ -36,7 +36,7 @@ MODES: Final = ("threads", "tasks", "sessions")
 WATCH_SECONDS: Final = 0.01
 CLERK_SECONDS: Final = 0.05
 DELAY_SECONDS: Final = 1
-"""By which the second replica is late."""
+"""By which the replicas are late."""
 
 NODE_KINDS: Final[dict[str, Any]] = {
     "memcached": lambda: Memcached(memory_mb=8),
@@ -47,13 +47,14 @@ NODE_KINDS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is. ``bug``: the name of a defence that is taken out."""
+    """What a run is. ``bug``: the name of a defence that is taken out. ``is_recorded``: for the audit, too."""
 
     seconds: int = 60
     seed: int = 1
     flavor: Flavor = "mariadb"
     cache: str = "memcached"
     bug: str = ""
+    is_recorded: bool = False
 
 
 class Invalidator(InvalidatorProcess):
@@ -121,6 +122,7 @@ class Scene:
             objects=OBJECTS,
             cache={**SHORT, **CACHE, "backend": self.options.cache.partition("-")[0]},
             stream=STREAM,
+            extra='[history]\npath = "history"\n' if self.options.is_recorded else "",
         )
         self.config = load_config(self.path)
 
@@ -134,12 +136,20 @@ class Scene:
             if each is self.primary and each.flavor == "mariadb":
                 with each.connect(user="root") as connection, connection.cursor() as cursor:
                     cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
-            each.replicate_from(chosen)
+            each.replicate_from(chosen, delay_seconds=DELAY_SECONDS)
         if self.primary not in others:
             self.gone = {f"database {len(self.databases) - 1}"}
         self.databases = [chosen, *others]
         set_read_only(chosen, 0)
         self.set_primary(chosen)
+
+    def name_primary(self) -> None:
+        """In the file, as an operator does after a promotion; the applications load it."""
+        self.write_file()
+        for application in self.applications:
+            application.terminate()
+            application.launch()
+        self.journal.write("named", at=now_us())
 
     def write_note(self) -> None:
         time.sleep(CLERK_SECONDS)
@@ -228,4 +238,4 @@ def prepare(databases: list[DatabaseServer]) -> None:
         replica.replicate_from(primary)
         replica.wait_caught_up(primary)
         set_read_only(replica, 1)
-    replicas[-1].replicate_from(primary, delay_seconds=DELAY_SECONDS)
+        replica.replicate_from(primary, delay_seconds=DELAY_SECONDS)

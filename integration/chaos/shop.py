@@ -65,7 +65,7 @@ CACHE: Final[Mapping[str, Any]] = {
     "value_bytes_max": 100_000,
     "clock_skew_seconds": 1,
     "on_unknown": "primary",
-    "primary_reads_per_second": 1000,
+    "primary_reads_per_second": 10,
 }
 LOCK_WAIT_SECONDS: Final = 5
 ANSWER_SECONDS: Final = 15
