@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from appclient import Cache
-from examples.demo.evidence import ArchiveProcess
 from freshness.database.connection import executed_position
 from freshness.position import Position
 from integration.chaos.client import open_cache
@@ -23,9 +22,8 @@ from integration.chaos.faults import lose, strike
 from integration.chaos.journal import now_us, read_journals
 from integration.chaos.judge import Bounds, Judge, Verdict
 from integration.chaos.scene import LINEAGE, Options, Scene, open_scene
-from integration.chaos.shop import CACHE, GROUPS, NAMES, NOTES, OBJECTS, find_keys, find_unit, find_version
-from integration.configuration import write_config
-from integration.harness import STREAM, wait_covered, wait_until
+from integration.chaos.shop import GROUPS, NAMES, NOTES, find_keys, find_unit, find_version
+from integration.harness import wait_covered, wait_until
 from integration.servers.database import SCHEMA
 from spark.audit import __main__ as command
 
@@ -43,8 +41,7 @@ def all_units() -> list[str]:
 
 def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, Any]]]:
     """Run it and judge it: the verdict, and all lines of its journals, which stay in ``folder``."""
-    with open_scene(folder, options) as scene, ExitStack() as stack:
-        archive = stack.enter_context(make_archive(scene)) if options.is_recorded else None
+    with open_scene(folder, options) as scene:
         initial = {unit: 0 if unit.startswith("group") else None for unit in all_units()}
         scene.journal.write("initial", units=initial)
         time.sleep(BEFORE_SECONDS)
@@ -56,12 +53,10 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
             strike(scene, options.seconds / 2)
         (folder / "calm").touch()
         head = settle(scene)
-        for application in scene.applications:
-            application.terminate() if options.is_recorded else application.kill()
-        for invalidator in scene.invalidators if archive else ():
-            invalidator.terminate()  # it completes its part of the history
-        if archive is not None:
-            archive.finish(head, LINEAGE)
+        for program in (*scene.applications, *scene.invalidators):
+            program.terminate()  # it completes its part of the history
+        if scene.archive is not None:
+            scene.archive.finish(head, LINEAGE)
         bounds = Bounds(
             options.flavor,
             scene.config.cache.max_staleness_seconds + scene.config.cache.clock_skew_seconds,
@@ -69,15 +64,6 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
         )
     lines = list(read_journals(folder))
     return Judge(lines, bounds).judge(), lines
-
-
-def make_archive(scene: Scene) -> ArchiveProcess:
-    """The changes, from the log of the replica that is never promoted."""
-    server, recorded = scene.databases[-1], scene.folder / "recorded"
-    recorded.mkdir()
-    nodes = scene.config.cache.nodes
-    path = write_config(recorded, server.flavor, server.url, nodes, objects=OBJECTS, cache=CACHE, stream=STREAM)
-    return ArchiveProcess(path, scene.folder / "archive")
 
 
 def audit(folder: Path) -> int:

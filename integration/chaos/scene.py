@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appclient import NodeUnavailable
+from examples.demo.evidence import ArchiveProcess
 from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get
 from freshness.config.config import load_config
@@ -88,6 +89,7 @@ class Scene:
     links: dict[int, Link]
     invalidators: list[Invalidator] = field(default_factory=list)
     applications: list[Application] = field(default_factory=list)
+    archive: ArchiveProcess | None = None
     writing: threading.Lock = field(default_factory=threading.Lock)
     taken: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
@@ -217,6 +219,11 @@ def open_scene(folder: Path, options: Options) -> Iterator[Scene]:
         scene.set_primary(scene.primary)
         for _ in range(2):
             scene.invalidators.append(stack.enter_context(Invalidator(scene.path, options.bug)))
+        if options.is_recorded:
+            scene.archive = stack.enter_context(make_archive(scene))
+            scene.execute("CREATE TABLE begun (id INT PRIMARY KEY)")  # each read has a transaction of the archive
+            for replica in databases[1:]:
+                replica.wait_caught_up(scene.primary)
         for index, mode in enumerate(MODES):
             words = (f"application{index}", mode, index, len(MODES), options.seed, folder, options.flavor)
             module = with_bug(options.bug, "-m", "integration.chaos.client", *map(str, words))
@@ -224,6 +231,15 @@ def open_scene(folder: Path, options: Options) -> Iterator[Scene]:
         stack.enter_context(scene.watching())
         stack.enter_context(repeating(scene.write_note))
         yield scene
+
+
+def make_archive(scene: Scene) -> ArchiveProcess:
+    """The changes, from the log of the replica that is never promoted."""
+    server, recorded = scene.databases[-1], scene.folder / "recorded"
+    recorded.mkdir()
+    nodes = scene.config.cache.nodes
+    path = write_config(recorded, server.flavor, server.url, nodes, objects=OBJECTS, cache=CACHE, stream=STREAM)
+    return ArchiveProcess(path, scene.folder / "archive")
 
 
 def prepare(databases: list[DatabaseServer]) -> None:
