@@ -10,12 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from integration.chaos import link
 from integration.chaos.journal import now_us
 from integration.chaos.scene import MODES, Scene
 from integration.chaos.shop import COLUMNS
 from integration.invalidator.test_promotion import set_read_only
-from integration.servers import DatabaseServer, ServerProcess
+from integration.servers import DatabaseServer, ServerProcess, link
 
 Fault = Callable[[Scene, random.Random, str], AbstractContextManager[None]]
 SHORT: Final = 1.0, 4.0

@@ -9,7 +9,7 @@ no answer may be there or not. Only one word of the product is used: what a node
 * I9: a session that has committed a version gets that one or a later one.
 * I11: what was read together, and the parts of one value, are of one version.
 * The primary's own answer has all that was committed before the read began. No value was never written.
-* At the end every read, and every hit, is what the primary has.
+* I5: at the end each key becomes a hit, and every read, and every hit, is what the primary has.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Judge:
         verdict = Verdict(writes=len(self._kinds["commit"]))
         for line in self._kinds["read"]:
             self._judge_read(line, verdict)
+        verdict.violations += [f"I5: not all keys of {line['name']} are hits" for line in self._kinds["cold"]]
         for kind in ("refused", "refused write"):
             for line in self._kinds[kind]:
                 verdict.refusals[f"{line['error']}{' of a write' * (kind == 'refused write')}"] += line.get(

@@ -17,13 +17,14 @@ from typing import Any, Final
 from appclient import Cache
 from freshness.database.connection import executed_position
 from freshness.position import Position
-from integration.chaos.client import open_cache
+from integration.chaos.client import open_cache, write_reads
 from integration.chaos.faults import lose, strike
 from integration.chaos.journal import now_us, read_journals
 from integration.chaos.judge import Bounds, Judge, Verdict
 from integration.chaos.scene import LINEAGE, Options, Scene, open_scene
-from integration.chaos.shop import GROUPS, NAMES, NOTES, find_keys, find_unit, find_version
+from integration.chaos.shop import GROUPS, NAMES, NOTES, find_keys, find_unit
 from integration.harness import wait_covered, wait_until
+from integration.servers import ServerFailed
 from integration.servers.database import SCHEMA
 from spark.audit import __main__ as command
 
@@ -86,7 +87,12 @@ def settle(scene: Scene) -> Position:
     write_rows(scene)
     with closing(open_cache(scene.path)) as cache:
         for name in NAMES:
-            wait_until(partial(read_all, scene, cache, name), f"{name} is hits", scene.describe, seconds=CALM_SECONDS)
+            try:
+                wait_until(partial(read_all, scene, cache, name), "all are hits", seconds=CALM_SECONDS)
+            except ServerFailed:
+                (scene.folder / "cold.txt").write_text(scene.describe())
+                scene.journal.write("cold", name=name)
+                break
     return head
 
 
@@ -103,12 +109,7 @@ def read_all(scene: Scene, cache: Cache, name: str) -> bool:
     keys = [key for unit in all_units() for key in find_keys(name, unit)]
     begin = now_us()
     found = cache.get_many(name, keys, explain=True)
-    reads = [
-        (find_unit(name, key), find_version(name, each.value), each.outcome.name, each.node, False)
-        for key, each in found.items()
-    ]
-    fields = {"begin": begin, "end": now_us(), "own": {}, "together": False, "final": True}
-    scene.journal.write("read", name=name, reads=reads, **fields)
+    write_reads(scene.journal, name, begin, found, own={}, together=False, final=True)
     return all(each.is_hit for each in found.values())
 
 

@@ -21,7 +21,6 @@ from freshness.algorithm.request import Get
 from freshness.config.config import load_config
 from freshness.nodes.open import open_node
 from integration.chaos.journal import Journal, now_us
-from integration.chaos.link import Link
 from integration.chaos.shop import CACHE, NOTES, OBJECTS, TABLES, Writer, load_statements
 from integration.configuration import write_config
 from integration.harness import CACHE as SHORT
@@ -29,6 +28,7 @@ from integration.harness import STREAM, repeating
 from integration.invalidator.test_promotion import set_read_only
 from integration.servers import DatabaseServer, Flavor, Memcached, Redis
 from integration.servers.database import SCHEMA, make_database
+from integration.servers.link import Link
 from integration.servers.program import InvalidatorProcess, PythonProgram
 from invalidator.process.status import read_nodes
 

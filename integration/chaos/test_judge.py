@@ -85,6 +85,7 @@ def test_what_is_right(lines: list[dict[str, Any]]) -> None:
         ("value", [read(8, 10)]),
         ("I8", [{"kind": "refused", "error": "KeyError", "unknown": "KeyError('v')"}]),
         ("end", [{"kind": "rows", "units": {"group 1": 20 * SECOND}}, read(22, 10, final=True)]),
+        ("I5", [{"kind": "cold", "name": "customer"}]),
         ("I7", [*commit(6, 7, "note 1"), read(30, None, unit="note 1")]),
     ],
 )
