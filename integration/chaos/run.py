@@ -79,6 +79,10 @@ def settle(scene: Scene) -> Position:
     scene.set_primary(None)
     with scene.writing:
         time.sleep(1)  # a commit that has begun ends
+    for invalidator in scene.invalidators:
+        if not invalidator.is_running():  # it has ended by itself, and a supervisor would start it
+            scene.journal.write("ended", log=invalidator.log_tail())
+            invalidator.launch()
     for replica in scene.databases[1:]:
         replica.wait_caught_up(scene.primary)
     with scene.primary.connect() as connection:

@@ -112,10 +112,12 @@ class Scene:
         draft.replace(self.folder / "primary")
 
     def write_file(self) -> None:
-        """freshness.toml, by the roles that the databases have."""
+        """freshness.toml, by the roles that the databases have; in one piece, since programs start at any time."""
+        draft = self.folder / "draft"
+        draft.mkdir(exist_ok=True)
         urls = [f"mysql://app:app@127.0.0.1:{self.links[each.port].port}/{SCHEMA}" for each in self.databases]
-        write_config(
-            self.folder,
+        written = write_config(
+            draft,
             self.options.flavor,
             urls[0],
             [f"127.0.0.1:{self.links[each.port].port}" for each in self.nodes],
@@ -126,7 +128,7 @@ class Scene:
             stream=STREAM,
             extra='[history]\npath = "history"\n' if self.options.is_recorded else "",
         )
-        self.config = load_config(self.path)
+        self.config = load_config(written.replace(self.path))
 
     def promote(self, chosen: DatabaseServer, others: list[DatabaseServer], begin: int) -> None:
         """Make it the primary of these others, whose commits it has. A previous one that is not among them is
