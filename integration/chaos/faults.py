@@ -194,8 +194,10 @@ def lose(scene: Scene) -> None:
     begin = now_us()
     previous, chosen, *others = scene.databases
     with scene.writing:  # so that each row that is left shows its version
-        for each in (*others, chosen):  # in this order no other one has what the chosen one lacks
+        for each in others:
             each.stop_replication()
+            chosen.wait_caught_up(each)  # no other one has what the chosen one lacks
+        chosen.stop_replication()
         time.sleep(LOST_SECONDS)
         scene.set_primary(None)
         previous.kill()

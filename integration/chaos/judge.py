@@ -7,6 +7,7 @@ no answer may be there or not. Only one word of the product is used: what a node
 * I1, I10: a value is not older than what its node had acknowledged before the read began.
 * I7: a hit is not older than the bound: what was committed so long before the read began is in it.
 * I9: a session that has committed a version gets that one or a later one.
+* I1, I9 and I10 do not hold from a promotion that loses commits until the nodes' records show that it was noticed.
 * I11: what was read together, and the parts of one value, are of one version.
 * The primary's own answer has all that was committed before the read began. No value was never written.
 * I5: at the end each key becomes a hit, and every read, and every hit, is what the primary has.
@@ -32,6 +33,9 @@ REQUIRED: Final = {
 """Outcomes of reads whose node said what they must show. Others tell their reader that it did not (I10)."""
 
 STORED: Final = HITS | {"FILLED"}
+
+NOTICED_SECONDS: Final = 2.0
+"""A reader asks once a second which history there is."""
 
 SECOND: Final = 1_000_000
 
@@ -81,6 +85,7 @@ class Judge:
         for line in lines:
             self._kinds[line["kind"]].append(line)
         self._units: dict[str, list[Version]] = defaultdict(list)
+        self._unnoticed: list[tuple[float, float]] = []
         self._find_versions()
         self._lose()
         self._acknowledge()
@@ -131,32 +136,38 @@ class Judge:
 
     def _acknowledge(self) -> None:
         flavor, grace = self._bounds.flavor, self._bounds.refresh * SECOND
-        lossy = [
-            (
-                line["at"],
-                max((each["epoch"] for each in self._kinds["record"] if each["at"] < line["at"]), default=-1),
-            )
-            for line in self._kinds["promotion"]
-            if any(each.is_lost and each.order < line["at"] for versions in self._units.values() for each in versions)
-        ]
         records: dict[str, list[Any]] = defaultdict(list)
         for line in sorted(self._kinds["record"], key=lambda line: line["at"]):
             of_node = records[line["node"]]
             is_new = bool(of_node) and of_node[-1][2] != line["life"]
             at = line["at"] + grace * is_new
-            of_node.append((at, parse_position(flavor, line["progress"]), line["life"], line["epoch"]))
+            of_node.append((at, parse_position(flavor, line["progress"]), line["life"], line["primary"]))
+        for line in self._kinds["promotion"]:
+            if any(
+                each.is_lost and each.order < line["at"] for versions in self._units.values() for each in versions
+            ):
+                self._notice(line["at"], records)
         for versions in self._units.values():
             for version in versions:
                 if version.gtids is None or version.is_lost:
                     continue
                 position = parse_position(flavor, version.gtids)
                 # The numbers of a lost history are given again, and a record of that history says nothing of them
-                least = max((epoch for at, epoch in lossy if at < version.order), default=-1)
+                least = max((end for at, end in self._unnoticed if at < version.order), default=0.0)
                 for node, of_node in records.items():
-                    found = bisect_left(of_node, True, key=lambda one: one[3] > least and one[1].contains(position))
+                    found = bisect_left(of_node, True, key=lambda one: one[0] >= least and one[1].contains(position))
                     if found < len(of_node):
                         # A DELETE of nothing has the GTIDs of the commit before it
                         version.acknowledged[node] = max(of_node[found][0], version.begin)
+
+    def _notice(self, at: float, records: Mapping[str, Sequence[Any]]) -> None:
+        """A loss is noticed when the record of each node follows another primary."""
+        noticed = at
+        for of_node in records.values():
+            known = [(one[0], one[3]) for one in of_node if one[3]]
+            last = next((primary for seen, primary in reversed(known) if seen < at), "")
+            noticed = max(noticed, next((seen for seen, primary in known if seen > at and primary != last), math.inf))
+        self._unnoticed.append((at, noticed + NOTICED_SECONDS * SECOND))
 
     # -- what was read ---------------------------------------------------------------------------------
 
@@ -200,11 +211,12 @@ class Judge:
         if outcome in HITS:
             yield "I7", _last(self._done[unit], begin - self._bounds.staleness * SECOND)
         is_due = outcome in REQUIRED and (outcome in STORED or not is_primary or self._is_primary(begin, line["end"]))
-        if is_due and (node, unit) in self._told:
+        is_noticed = not any(at <= line["end"] and begin <= end for at, end in self._unnoticed)
+        if is_due and is_noticed and (node, unit) in self._told:
             yield "I1" if outcome in HITS else "I10", _last(self._told[node, unit], begin)
         if is_primary and self._is_primary(begin, line["end"]):
             yield "primary", _last(self._done[unit], begin)
-        if unit in line["own"] and not self._is_lost(unit, line["own"][unit]):
+        if unit in line["own"] and is_noticed and not self._is_lost(unit, line["own"][unit]):
             yield "I9", line["own"][unit]
 
     def _find_shown(self, unit: str, value: int | None, end: float) -> Version | None:

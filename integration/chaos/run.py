@@ -54,6 +54,8 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
             strike(scene, options.seconds / 2)
         (folder / "calm").touch()
         head = settle(scene)
+        for number, invalidator in enumerate(scene.invalidators):
+            (folder / f"invalidator{number}.log").write_text(invalidator.log())
         for program in (*scene.applications, *scene.invalidators):
             program.terminate()  # it completes its part of the history
         if scene.archive is not None:

@@ -195,9 +195,13 @@ class Scene:
                 for _ in range(500):
                     [reply] = connection.perform(request)
                     at, record = now_us(), find_record(reply, name)
-                    if record is not None and (record.life, record.progress) != seen:
-                        seen = record.life, record.progress
-                        shown = {"life": record.life.hex(), "epoch": record.epoch, "progress": str(record.progress)}
+                    if record is not None and (record.life, record.primary, record.progress) != seen:
+                        seen = record.life, record.primary, record.progress
+                        shown = {
+                            "life": record.life.hex(),
+                            "primary": record.primary,
+                            "progress": str(record.progress),
+                        }
                         self.journal.write("record", node=name, at=at, **shown)
                     time.sleep(WATCH_SECONDS)
         except NodeUnavailable:

@@ -20,8 +20,8 @@ def commit(version: int, end: float | None = None, unit: str = "group 1", value:
     return [line] if end is None else [line, done]
 
 
-def told(at: float, number: int, life: str = "a", epoch: int = 1) -> dict[str, Any]:
-    progress = {"progress": f"0-1-{number}", "life": life, "epoch": epoch}
+def told(at: float, number: int, life: str = "a", primary: str = "P") -> dict[str, Any]:
+    progress = {"progress": f"0-1-{number}", "life": life, "primary": primary}
     return {"kind": "record", "node": NODE, "at": at * SECOND, **progress}
 
 
@@ -61,8 +61,15 @@ def judge(*lines: dict[str, Any]) -> Verdict:
         ],
         [read(22, 20, own={"group 1": 20 * SECOND})],
         [read(22, 20, 20, together=True)],
-        [promotion(22, 10), read(25, 10), read(25, 20), told(26, 20, epoch=2), read(60, 10)],
+        [promotion(22, 10), read(25, 10), read(25, 20), told(26, 20, primary="S"), read(60, 10)],
         [told(1, 0, "a"), told(30, 20, "b"), read(30.1, 10)],
+        [
+            told(5, 9),
+            promotion(22, 10),
+            *commit(23, 24),
+            read(25, 10, own={"group 1": 23 * SECOND}),
+            told(26, 30, primary="S"),
+        ],
     ],
 )
 def test_what_is_right(lines: list[dict[str, Any]]) -> None:
@@ -77,6 +84,16 @@ def test_what_is_right(lines: list[dict[str, Any]]) -> None:
         ("I10", [told(30, 20), read(31, 10, outcome="FILLED")]),
         ("I7", [read(35, 10)]),
         ("I7", [promotion(22, 10), read(36, 20)]),
+        (
+            "I9",
+            [
+                told(5, 9),
+                promotion(22, 10),
+                *commit(23, 24),
+                told(26, 9, primary="S"),
+                read(29, 10, own={"group 1": 23 * SECOND}),
+            ],
+        ),
         ("I9", [read(22, 10, own={"group 1": 20 * SECOND})]),
         ("I11", [read(22, 10, 20, together=True)]),
         ("I11", [read(22, "torn: 10, 20")]),
