@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +36,23 @@ def faults() -> Iterator[tuple[str, ...]]:
         values = max(1, sum(one["values"] for one in same))
         slowest, first = (max(one[key] for one in same) for key in ("slowest_read_seconds", "first_hit_seconds"))
         times = sum(one["times"] for one in same)
-        yield name, str(times), f"{answered / values:.1%}", f"{hits / values:.0%}", f"{slowest:.1f}", f"{first:.1f}"
+        yield (
+            name,
+            str(times),
+            f"{math.floor(1000 * answered / values) / 10:.1f} %",
+            f"{hits / values:.0%}".replace("%", " %"),
+            f"{slowest:.1f}",
+            f"{first:.1f}",
+        )
 
 
 def bugs() -> Iterator[tuple[str, ...]]:
-    for run in load_runs(is_planted=True):
-        yield run["bug"], str(run["seed"]), f"{run['violations']:,}", ", ".join(run["kinds"])
+    """Those that a run found, then those that none did."""
+    found = {run["bug"]: run for run in load_runs(is_planted=True) if run["violations"]}
+    for name, run in found.items():
+        yield name, str(run["seed"]), f"{run['violations']:,}", ", ".join(run["kinds"])
+    missed = sorted({run["bug"] for run in load_runs(is_planted=True)} - found.keys())
+    yield "; ".join(missed), "–", "0", ""
 
 
 def sentence() -> str:

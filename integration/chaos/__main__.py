@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     show(result, verdict, time.monotonic() - began)
     if is_written:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+        if options.bug:
+            result = {name: result[name] for name in ("seconds", "seed", "bug", "reads", "violations", "kinds")}
         RESULTS.write_text(json.dumps([*results, result], indent=1) + "\n")
     return int(bool(verdict.violations or audited != CLEAN) != bool(options.bug))
 
