@@ -56,7 +56,7 @@ def bugs() -> Iterator[tuple[str, ...]]:
 
 
 def sentence() -> str:
-    """Raises `ValueError` where a run had a violation: then this sentence must not stand."""
+    """Raises `ValueError` if a run had a violation: then this sentence must not stand."""
     if any(run["violations"] for run in load_runs()):
         raise ValueError(f"{RESULTS.name} has a run with violations")
     reads, commits = (sum(run[name] for run in load_runs()) for name in ("reads", "writes"))

@@ -269,7 +269,7 @@ class Lane:
                     return
 
     def _strike(self, name: str) -> bool:
-        """False: there is no time left."""
+        """Return False if no time is left."""
         fault, targets, lasting = FAULTS[name]
         chance = random.Random(self._chance.random())
         target, seconds = chance.choice(targets), chance.uniform(*lasting)

@@ -56,7 +56,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``staleness``: of hits, in seconds. ``refresh``: how long readers trust a copy of a record."""
+    """``staleness`` bounds hits, in seconds. Readers trust a copy of a record for ``refresh`` seconds."""
 
     flavor: str
     staleness: float
@@ -65,7 +65,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class Verdict:
-    """``violations``: what was found, the invariant first. ``judged``: how many values, by what was demanded."""
+    """``violations`` begin with the invariant. ``judged`` counts values by what was demanded of them."""
 
     reads: int = 0
     hits: int = 0
@@ -192,7 +192,7 @@ class Judge:
                 [rows] = self._kinds["rows"]
                 verdict.judged["end"] += 1
                 if value != rows["units"][unit]:
-                    verdict.violations.append(f"end: {where}: {value} where the primary has {rows['units'][unit]}")
+                    verdict.violations.append(f"end: {where}: {value}, and the primary has {rows['units'][unit]}")
             for rule, least in self._demands(line, unit, outcome, node, is_primary):
                 verdict.judged[rule] += 1
                 if shown.order < least:

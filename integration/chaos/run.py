@@ -82,7 +82,7 @@ def settle(scene: Scene) -> Position:
     with scene.writing:
         time.sleep(1)  # a commit that has begun ends
     for invalidator in scene.invalidators:
-        if not invalidator.is_running():  # it has ended by itself, and a supervisor would start it
+        if not invalidator.is_running():  # a supervisor would start it
             scene.journal.write("ended", log=invalidator.log_tail())
             invalidator.launch()
     for replica in scene.databases[1:]:

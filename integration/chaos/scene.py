@@ -48,7 +48,7 @@ NODE_KINDS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is. ``bug``: the name of a defence that is taken out. ``is_recorded``: for the audit, too."""
+    """What a run is. ``bug``: the name of a defence that is taken out. A run that ``is_recorded`` can be audited."""
 
     seconds: int = 60
     seed: int = 1
@@ -106,7 +106,7 @@ class Scene:
         return self.databases[0]
 
     def set_primary(self, server: DatabaseServer | None) -> None:
-        """Where the applications write from now on; None: nowhere."""
+        """The applications write to this server from now on, and to none if it is None."""
         draft = self.folder / "primary.draft"
         draft.write_text("" if server is None else str(server.port))
         draft.replace(self.folder / "primary")

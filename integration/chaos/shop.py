@@ -2,7 +2,7 @@
 
 A version is the time at which its writer began. One transaction gives the same version to all rows of a unit: a
 group has two customers, two documents, and two orders of each customer. So all that is read of a group in one moment
-has one version. A note is a unit by itself, which may be absent: its versions have a value of their own.
+has one version. Each note is a unit, which may be absent: its versions have a value of their own.
 """
 
 from __future__ import annotations
