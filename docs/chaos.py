@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "integration" / "chaos" / "results.json"
+AUDITS: Final = {None: "", 0: "clean"}
 READS_OF_ONE: Final = 3
 """Without a violation in N reads there is less than one in N / 3, at 95 % (the rule of three)."""
 
@@ -22,7 +23,7 @@ def runs() -> Iterator[tuple[str, ...]]:
     for run in load_runs():
         name = f"{run['flavor']}, {run['cache']}, {run['seconds']} s, seed {run['seed']}"
         counts = run["reads"], run["hits"], run["writes"], sum(fault["times"] for fault in run["faults"])
-        yield name, *(f"{count:,}" for count in counts), f"{run['violations']:,}", "clean" if run["recorded"] else ""
+        yield name, *(f"{count:,}" for count in counts), f"{run['violations']:,}", AUDITS[run["audit"]]
 
 
 def faults() -> Iterator[tuple[str, ...]]:

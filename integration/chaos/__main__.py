@@ -47,15 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
         if kept is not None:
             kept.mkdir(parents=True)
         verdict, lines = run_chaos(kept or Path(folder), options)
-        audited = audit(kept or Path(folder)) if options.is_recorded else CLEAN
-    result = summarize(options, verdict, list(find_faults(lines)))
+        audited = audit(kept or Path(folder)) if options.is_recorded else None
+    result = summarize(options, verdict, list(find_faults(lines))) | {"audit": audited}
     show(result, verdict, time.monotonic() - began)
     if is_written:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         if options.bug:
             result = {name: result[name] for name in ("seconds", "seed", "bug", "reads", "violations", "kinds")}
         RESULTS.write_text(json.dumps([*results, result], indent=1) + "\n")
-    return int(bool(verdict.violations or audited != CLEAN) != bool(options.bug))
+    return int(bool(verdict.violations or audited not in (None, CLEAN)) != bool(options.bug))
 
 
 def summarize(options: Options, verdict: Verdict, faults: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,7 +65,6 @@ def summarize(options: Options, verdict: Verdict, faults: list[dict[str, Any]]) 
         "flavor": options.flavor,
         "cache": options.cache,
         "bug": options.bug,
-        "recorded": options.is_recorded,
         "reads": verdict.reads,
         "hits": verdict.hits,
         "writes": verdict.writes,
