@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from integration.chaos.judge import Verdict
+from integration.chaos.planted import BUGS
 from integration.chaos.run import audit, find_faults, run_chaos
 from integration.chaos.scene import NODE_KINDS, Options
 from spark.audit.model.verdict import CLEAN
-from tests.simulation.bugs import PLANTED
 
 RESULTS: Final = Path(__file__).resolve().parent / "results.json"
 SHOWN: Final = 10
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flavor", choices=("mariadb", "mysql"), default="mariadb")
     parser.add_argument("--cache", choices=sorted(NODE_KINDS), default="memcached")
-    parser.add_argument("--bug", choices=sorted(PLANTED), default="", metavar="NAME", help="take this defence out")
+    parser.add_argument("--bug", choices=sorted(BUGS), default="", metavar="NAME", help="take this defence out")
     parser.add_argument("--recorded", dest="is_recorded", action="store_true", help="on memcached: audit it, too")
     parser.add_argument("--folder", type=Path, help="keep the journals there")
     parser.add_argument("--write", action="store_true", help=f"add the run to {RESULTS.name}")
