@@ -165,6 +165,10 @@ older: setup ## before a release: some of them on MySQL 8.0.15, of before replic
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
+.PHONY: chaos
+chaos: setup ## faults on real servers and an independent judge: make chaos SECONDS=600 SEED=7 ARGS="--flavor mysql --cache redis"
+	@$(BIN)/python -m integration.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: proof
 proof: dev ## the proof of the rule for any number of everything; ARGS="'put back by set'" prints how a bug breaks it
 	@$(BIN)/python -m tests.proof $(ARGS)

@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from appclient.reading.refusal import REMEDIES
 from appclient.telemetry.prometheus import PrometheusTelemetry
+from docs import chaos
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
@@ -273,6 +274,16 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "services": services_table,
     "failures": failures_table,
     "figures": lambda: figures(Results.load()),
+    "chaos": lambda: (
+        _table(("run", "values read", "hits", "commits", "faults", "violations", "audit"), chaos.runs())
+        + "\n"
+        + chaos.sentence()
+    ),
+    "chaosfaults": lambda: _table(
+        ("fault", "times", "answered", "hits", "slowest read, s", "first hit after it, s"), chaos.faults()
+    ),
+    "chaosbugs": lambda: _table(("defence removed", "seed", "violations", "of"), chaos.bugs()),
+    "chaossentence": chaos.sentence,
 }
 
 

@@ -58,9 +58,15 @@ class StableName:
     def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):  # one of the two has ended
             while data := one.recv(CHUNK_BYTES):
-                other.sendall(data)
+                self.send(data, one, other)
         for each in (one, other):
             _end(each)
+        with self._lock:
+            self._sockets -= {one, other}
+
+    def send(self, data: bytes, one: socket.socket, other: socket.socket) -> None:
+        """Pass on what came from ``one``. An OSError ends the connection."""
+        other.sendall(data)
 
 
 def _end(one: socket.socket) -> None:

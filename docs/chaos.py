@@ -1,0 +1,68 @@
+"""The tables of docs/testing.md and the sentence of README.md on the runs of ``make chaos``: `RESULTS`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+RESULTS: Final = Path(__file__).resolve().parents[1] / "integration" / "chaos" / "results.json"
+AUDITS: Final = {None: "", 0: "clean"}
+READS_OF_ONE: Final = 3
+"""Without a violation in N reads there is less than one in N / 3, at 95 % (the rule of three)."""
+
+
+def load_runs(*, is_planted: bool = False) -> list[dict[str, Any]]:
+    return [run for run in json.loads(RESULTS.read_text()) if bool(run["bug"]) == is_planted]
+
+
+def runs() -> Iterator[tuple[str, ...]]:
+    for run in load_runs():
+        name = f"{run['flavor']}, {run['cache']}, {run['seconds']} s, seed {run['seed']}"
+        counts = run["reads"], run["hits"], run["writes"], sum(fault["times"] for fault in run["faults"])
+        yield name, *(f"{count:,}" for count in counts), f"{run['violations']:,}", AUDITS[run["audit"]]
+
+
+def faults() -> Iterator[tuple[str, ...]]:
+    """Each kind of fault in all runs: shares are of all values, times are the longest."""
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in load_runs():
+        for fault in run["faults"]:
+            kinds[fault["fault"]].append(fault)
+    for name, same in sorted(kinds.items()):
+        answered, hits = (sum(one[key] * one["values"] for one in same) for key in ("answered", "hits"))
+        values = max(1, sum(one["values"] for one in same))
+        slowest, first = (max(one[key] for one in same) for key in ("slowest_read_seconds", "first_hit_seconds"))
+        times = sum(one["times"] for one in same)
+        yield (
+            name,
+            str(times),
+            f"{math.floor(1000 * answered / values) / 10:.1f} %",
+            f"{hits / values:.0%}".replace("%", " %"),
+            f"{slowest:.1f}",
+            f"{first:.1f}",
+        )
+
+
+def bugs() -> Iterator[tuple[str, ...]]:
+    """Those that a run found, then those that none did."""
+    found = {run["bug"]: run for run in load_runs(is_planted=True) if run["violations"]}
+    for name, run in found.items():
+        yield name, str(run["seed"]), f"{run['violations']:,}", ", ".join(run["kinds"])
+    missed = sorted({run["bug"] for run in load_runs(is_planted=True)} - found.keys())
+    yield "; ".join(missed), "–", "0", ""
+
+
+def sentence() -> str:
+    """Raises `ValueError` if a run had a violation: then this sentence must not stand."""
+    if any(run["violations"] for run in load_runs()):
+        raise ValueError(f"{RESULTS.name} has a run with violations")
+    reads, commits = (sum(run[name] for run in load_runs()) for name in ("reads", "writes"))
+    strikes = sum(fault["times"] for run in load_runs() for fault in run["faults"])
+    return (
+        f"{reads:,} values were read during {commits:,} commits and {strikes:,} faults, and none was wrong:\n"
+        f"less than one of {reads // READS_OF_ONE:,} is, at 95 %, if reads are independent.\n"
+    )

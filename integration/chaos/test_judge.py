@@ -1,0 +1,110 @@
+"""The judge finds what is wrong in journals, and nothing in those that are right. Times are in seconds here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from integration.chaos.judge import SECOND, Bounds, Judge, Verdict
+
+BOUNDS: Final = Bounds("mariadb", staleness=13, refresh=0.2)
+NODE: Final = "node"
+
+
+def commit(version: int, end: float | None = None, unit: str = "group 1", value: Any = ...) -> list[dict[str, Any]]:
+    """Lines of a transaction that began when its version says; without ``end`` nobody knows its outcome."""
+    order = version * SECOND
+    line = {"kind": "intent", "units": {unit: order if value is ... else value}, "version": order, "begin": order}
+    done = {"kind": "commit", "version": order, "end": (end or 0) * SECOND, "gtids": f"0-1-{version}"}
+    return [line] if end is None else [line, done]
+
+
+def told(at: float, number: int, life: str = "a", primary: str = "P") -> dict[str, Any]:
+    progress = {"progress": f"0-1-{number}", "life": life, "primary": primary}
+    return {"kind": "record", "node": NODE, "at": at * SECOND, **progress}
+
+
+def read(begin: float, *values: Any, outcome: str = "HIT", unit: str = "group 1", **fields: Any) -> dict[str, Any]:
+    shown = [(unit, v * SECOND if isinstance(v, int) else v, outcome, NODE, outcome == "ENGINE") for v in values]
+    times = {"begin": begin * SECOND, "end": (begin + 0.5) * SECOND}
+    line = {"kind": "read", "name": "customer", "reads": shown, "own": {}, "together": False}
+    return line | times | fields
+
+
+def promotion(at: float, kept: int) -> dict[str, Any]:
+    return {"kind": "promotion", "begin": (at - 1) * SECOND, "at": at * SECOND, "kept": {"group 1": kept * SECOND}}
+
+
+def judge(*lines: dict[str, Any]) -> Verdict:
+    initial = {"kind": "initial", "units": {"group 1": 0, "note 1": None}}
+    return Judge([initial, *commit(10, 11), *commit(20, 21), *lines], BOUNDS).judge()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [read(5, 0)],
+        [read(20.5, 10), read(20.5, 20)],
+        [told(30, 20), read(29, 10)],
+        [told(30, 20), read(31, 20)],
+        [read(33, 10)],
+        [read(60, 10, outcome="CLOSED")],
+        [told(30, 20), read(31, 10, outcome="BOUNDED")],
+        [read(22, 20, outcome="ENGINE")],
+        [*commit(40), read(60, 20), read(61, 40)],
+        [
+            read(5, None, unit="note 1"),
+            *commit(6, 7, "note 1"),
+            *commit(8, 9, "note 1", None),
+            read(30, None, unit="note 1"),
+        ],
+        [read(22, 20, own={"group 1": 20 * SECOND})],
+        [read(22, 20, 20, together=True)],
+        [promotion(22, 10), read(25, 10), read(25, 20), told(26, 20, primary="S"), read(60, 10)],
+        [told(1, 0, "a"), told(30, 20, "b"), read(30.1, 10)],
+        [
+            told(5, 9),
+            promotion(22, 10),
+            *commit(23, 24),
+            read(25, 10, own={"group 1": 23 * SECOND}),
+            told(26, 30, primary="S"),
+        ],
+    ],
+)
+def test_what_is_right(lines: list[dict[str, Any]]) -> None:
+    assert judge(*lines).violations == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "lines"),
+    [
+        ("I1", [told(30, 20), read(31, 10)]),
+        ("I1", [told(1, 0, "a"), told(30, 20, "b"), read(30.3, 10)]),
+        ("I10", [told(30, 20), read(31, 10, outcome="FILLED")]),
+        ("I7", [read(35, 10)]),
+        ("I7", [promotion(22, 10), read(36, 20)]),
+        (
+            "I9",
+            [
+                told(5, 9),
+                promotion(22, 10),
+                *commit(23, 24),
+                told(26, 9, primary="S"),
+                read(29, 10, own={"group 1": 23 * SECOND}),
+            ],
+        ),
+        ("I9", [read(22, 10, own={"group 1": 20 * SECOND})]),
+        ("I11", [read(22, 10, 20, together=True)]),
+        ("I11", [read(22, "torn: 10, 20")]),
+        ("primary", [read(22, 10, outcome="ENGINE")]),
+        ("value", [read(22, 15)]),
+        ("value", [read(8, 10)]),
+        ("I8", [{"kind": "refused", "error": "KeyError", "unknown": "KeyError('v')"}]),
+        ("end", [{"kind": "rows", "units": {"group 1": 20 * SECOND}}, read(22, 10, final=True)]),
+        ("I5", [{"kind": "cold", "name": "customer"}]),
+        ("I7", [*commit(6, 7, "note 1"), read(30, None, unit="note 1")]),
+    ],
+)
+def test_what_is_wrong(rule: str, lines: list[dict[str, Any]]) -> None:
+    assert [each.partition(":")[0] for each in judge(*lines).violations] == [rule]
