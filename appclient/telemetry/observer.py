@@ -90,6 +90,7 @@ class Living:
 
 
 PrimaryResult: TypeAlias = Literal["read", "bounded", "waited"]
+TogetherResult: TypeAlias = Literal["one_look", "more_looks", "snapshot"]
 
 
 class Observer:
@@ -97,7 +98,7 @@ class Observer:
     nothing here. The answer of ``begin_…`` is handed to the ``end_…`` or ``fail_…`` that follows."""
 
     def begin_read(self, lookups: Sequence[Lookup]) -> Any:
-        """A `Cache.get` or `Cache.get_many` of one object."""
+        """A `Cache.get` or `Cache.get_many` of one object, or a read by a `View`, also of several."""
 
     def end_read(self, begun: Any, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float) -> None:
         """It has these answers, in order. ``payload`` of a hit is decoded already: ``value`` is shown."""
@@ -106,7 +107,7 @@ class Observer:
         """It raises after this time."""
 
     def begin_load(self, lookups: Sequence[Lookup]) -> Any:
-        """The database is to be read for these, all of one object."""
+        """The database is to be read for these, all of one object, unless they are read together."""
 
     def end_load(self, begun: Any, lookups: Sequence[Lookup], seconds: float) -> None:
         """It was."""
@@ -120,6 +121,10 @@ class Observer:
     def need_primary(self, result: PrimaryResult) -> None:
         """The replicas lack what the rows of a miss must show, or may lack it. ``result``: the primary is read, a
         replica beyond ``primary_reads_per_second``, or a replica once it showed it, within ``miss_wait_ms``."""
+
+    def read_together(self, result: TogetherResult) -> None:
+        """Values of one state were answered by entries, at the first look at the nodes or after more of them, or from
+        a snapshot of the database."""
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""
@@ -185,6 +190,10 @@ def _end_all(calls: Sequence[Callable[..., Any]], begun: Sequence[Any], *argumen
         call(its, *arguments)
 
 
+_TOGETHER_RESULTS: Final[Sequence[TogetherResult]] = ("snapshot", "one_look", "more_looks")
+"""By the number of looks."""
+
+
 def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer:
     """``answer``, with its reads reported to the observer. It decodes the values of hits, so that it reports their
     true outcome."""
@@ -202,6 +211,8 @@ def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer
             observer.fail_read(begun, lookups, error, now_seconds() - began_at)
             raise
         end(begun, lookups, reads, now_seconds() - began_at)
+        if demand.served is not None and (looks := demand.served.looks) is not None:
+            observer.read_together(_TOGETHER_RESULTS[min(looks, 2)])
         return reads
 
     return observed

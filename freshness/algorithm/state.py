@@ -52,17 +52,45 @@ class Read:
         return self.outcome.is_hit
 
 
+@dataclass(slots=True, eq=False)
+class ServedValue:
+    """An answer that a caller has. ``payload``: the value as bytes. ``spans``: those of its entry; empty after a
+    snapshot."""
+
+    lookup: Lookup
+    payload: bytes | None
+    spans: Mapping[str, Span]
+
+
+@dataclass(slots=True, eq=False)
+class ServedState:
+    """The answers that are to be of one state, see `freshness.algorithm.together`. ``looks``: looks at the nodes that
+    the last read took; 0: it was answered from a snapshot."""
+
+    kept: list[ServedValue] = field(default_factory=list)
+    looks: int | None = None
+
+
 @value
 class Demand:
     """The caller's own demands on a hit. ``at_least``: by lineage, commits that the value must have (I9).
-    ``is_together``: the values are to be of one state, see `freshness.algorithm.together`.
+    ``served``: the answers that the values must be of one state with, to which they are added.
 
     If a token is of another lineage than its key, such as one that no longer serves, no hit serves.
     """
 
     max_staleness_seconds: float | None = None
     at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
-    is_together: bool = False
+    served: ServedState | None = None
+
+    @property
+    def is_together(self) -> bool:
+        return self.served is not None
+
+    @property
+    def earlier(self) -> list[Lookup]:
+        """The keys of answers that the caller has, which may be read again."""
+        return [] if self.served is None else [kept.lookup for kept in self.served.kept]
 
     @property
     def may_be_stale(self) -> bool:
@@ -81,10 +109,10 @@ class ReadContext:
 
     ``lineages``: lineages of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
-    into bytes. ``recall`` finds what may be served while another reader fills. ``on_unknown``: the server to read if
-    the node does not say what a row must show. A value of more than ``part_bytes`` is stored in parts, one of more
-    than ``value_bytes_max`` not at all. ``previous_ring``: the one by which lookups name a previous node. ``name``:
-    this process, for `say_previous`. Not shared between threads.
+    into bytes, ``decode`` turns it back, or raises `FormatError`. ``recall`` finds what may be served while another
+    reader fills. ``on_unknown``: the server to read if the node does not say what a row must show. A value of more
+    than ``part_bytes`` is stored in parts, one of more than ``value_bytes_max`` not at all. ``previous_ring``: the
+    one by which lookups name a previous node. ``name``: this process, for `say_previous`. Not shared between threads.
     """
 
     namespace: str
@@ -93,6 +121,7 @@ class ReadContext:
     clock: Callable[[], float]
     jitter: Callable[[], float]
     encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
     node_refresh_seconds: float
     fill_lease_ttl_seconds: int
     fill_wait_seconds: float

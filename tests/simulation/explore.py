@@ -805,7 +805,7 @@ class Explorer:
         def run() -> Generator[Any, Any, None]:
             context = ReadContext(
                 "sim", rings[0], (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
-                self._encode, REFRESH_SECONDS, 4, 0.05, "bypass",
+                self._encode, lambda data: ast.literal_eval(data.decode()), REFRESH_SECONDS, 4, 0.05, "bypass",
                 Sightings(
                     lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds,
                     SKEW_SECONDS,
