@@ -16,6 +16,7 @@ from appclient.connection.query import LoaderConnection, Row
 from appclient.database.atleast import enclosed_by
 from appclient.database.database import Database
 from appclient.database.required import KeyedRows, Required
+from appclient.telemetry.observer import Load
 from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
 from freshness.algorithm.request import LATEST, NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
@@ -70,6 +71,11 @@ def name_of(lookup: Lookup) -> str:
 
 def _shards_of(lookup: Lookup) -> tuple[str, ...]:
     return lookup.policy.lineages
+
+
+def by_object(load: Load) -> Load:
+    """``load``, which is asked for the lookups of each object by themselves."""
+    return lambda lookups, at_least: in_groups(lookups, name_of, lambda its: load(its, at_least))
 
 
 def load_together(

@@ -19,7 +19,7 @@ from appclient.reading.columns import ColumnTypes
 from appclient.reading.copies import Copies
 from appclient.reading.flights import Flights
 from appclient.reading.limits import RateLimit
-from appclient.reading.loader import in_groups, name_of
+from appclient.reading.loader import by_object
 from appclient.reading.lookup import Lookups
 from appclient.reading.reader import NodeReads
 from appclient.reading.refusal import Refusals
@@ -137,12 +137,7 @@ class Pipeline:
         load: Load = self.load_within_limits
         if observer is not None:
             load = observed_loads(observer, load)
-        of_one = load
-
-        def load_each(lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
-            return in_groups(lookups, name_of, lambda its: of_one(its, at_least))
-
-        return Flights(load_each, self._around.network, None if observer is None else observer.share_load).load
+        return Flights(by_object(load), self._around.network, None if observer is None else observer.share_load).load
 
     def load_within_limits(
         self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken], *, is_together: bool = False

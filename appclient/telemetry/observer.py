@@ -20,7 +20,7 @@ from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Reply, Request
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Demand, Read
+from freshness.algorithm.state import Demand, Read, TogetherResult
 from freshness.config.config import Config
 from freshness.config.server import ServerAddress
 from freshness.errors import FreshnessError
@@ -90,7 +90,6 @@ class Living:
 
 
 PrimaryResult: TypeAlias = Literal["read", "bounded", "waited"]
-TogetherResult: TypeAlias = Literal["one_look", "more_looks", "snapshot"]
 
 
 class Observer:
@@ -123,8 +122,7 @@ class Observer:
         replica beyond ``primary_reads_per_second``, or a replica once it showed it, within ``miss_wait_ms``."""
 
     def read_together(self, result: TogetherResult) -> None:
-        """Values of one state were answered by entries, at the first look at the nodes or after more of them, or from
-        a snapshot of the database."""
+        """Values of one state were found so."""
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""
@@ -190,10 +188,6 @@ def _end_all(calls: Sequence[Callable[..., Any]], begun: Sequence[Any], *argumen
         call(its, *arguments)
 
 
-_TOGETHER_RESULTS: Final[Sequence[TogetherResult]] = ("snapshot", "one_look", "more_looks")
-"""By the number of looks."""
-
-
 def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer:
     """``answer``, with its reads reported to the observer. It decodes the values of hits, so that it reports their
     true outcome."""
@@ -211,8 +205,8 @@ def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer
             observer.fail_read(begun, lookups, error, now_seconds() - began_at)
             raise
         end(begun, lookups, reads, now_seconds() - began_at)
-        if demand.served is not None and (looks := demand.served.looks) is not None:
-            observer.read_together(_TOGETHER_RESULTS[min(looks, 2)])
+        if demand.served is not None and demand.served.result is not None:
+            observer.read_together(demand.served.result)
         return reads
 
     return observed

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Read
+from freshness.algorithm.state import Read, TogetherResult
 from freshness.config.hostport import parse_host_port
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
@@ -27,7 +27,7 @@ with required_extra("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
-    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, PrimaryResult, TogetherResult, Vitals
+    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, PrimaryResult, Vitals
 
 SCOPE: Final = "appclient"
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Read
+from freshness.algorithm.state import Read, TogetherResult
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
 
@@ -28,7 +28,7 @@ with required_extra("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.metrics_core import Metric
 
-    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, PrimaryResult, TogetherResult, Vitals
+    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, PrimaryResult, Vitals
 
 NOTED_MAX: Final = 512
 """Times that are noted before they go into their histogram."""

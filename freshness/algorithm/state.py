@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import chain
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, previous_reader_key, record_key
 from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
@@ -52,6 +52,10 @@ class Read:
         return self.outcome.is_hit
 
 
+TogetherResult: TypeAlias = Literal["one_look", "more_looks", "snapshot"]
+"""Entries proved it at the first look at the nodes, or after more of them; or the database was read."""
+
+
 @dataclass(slots=True, eq=False)
 class ServedValue:
     """An answer that a caller has. ``payload``: the value as bytes. ``spans``: those of its entry; empty after a
@@ -64,11 +68,11 @@ class ServedValue:
 
 @dataclass(slots=True, eq=False)
 class ServedState:
-    """The answers that are to be of one state, see `freshness.algorithm.together`. ``looks``: looks at the nodes that
-    the last read took; 0: it was answered from a snapshot."""
+    """The answers that are to be of one state, see `freshness.algorithm.together`. ``result``: how the last of them
+    were found."""
 
     kept: list[ServedValue] = field(default_factory=list)
-    looks: int | None = None
+    result: TogetherResult | None = None
 
 
 @value

@@ -35,8 +35,8 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
     """Answer every lookup, in order, all of one state of each lineage, which is also that of the answers that
     ``demand`` has been served before.
 
-    If the entries do not prove it, all of these are read again together. Raises `StateChanged` if one of
-    them is another value by then, and what the loaders raise.
+    If the entries do not prove it, all of these are read again together. Raises `StateChanged` if one of them is
+    another value by then, and what the loaders raise.
     """
     served = demand.served
     assert served is not None, "the demand is to read together"
@@ -51,7 +51,7 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
         spans = [_spans_of(context, lookup, read) for lookup, read in zip(asked, reads, strict=True)]
         beside = [] if asked is everything else [kept.spans for kept in earlier]
         if all(spans) and _are_together([*beside, *spans]):
-            served.looks = looks
+            served.result = "one_look" if looks == 1 else "more_looks"
             return _serve(context, served, earlier, lookups, reads, spans)
         if not all(held or read.outcome in _SETTLING for held, read in zip(spans, reads, strict=True)):
             break
@@ -65,7 +65,7 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
         Read(ReadOutcome.TOGETHER, None, one.value, one.tokens, _is_shown(lookup, one.tokens), one.servers)
         for lookup, one in zip(wanted, loaded, strict=True)
     ]
-    served.looks = 0
+    served.result = "snapshot"
     return _serve(context, served, earlier, lookups, reads, [{}] * len(reads))
 
 

@@ -62,9 +62,10 @@ def test_hits_of_one_state_are_read_in_one_round() -> None:
     shop.one.apply()
     shop.two.apply()
     assert outcomes(shop.reader.reading(FIRST, SECOND)) == FILLED
-    run = shop.read_together()
+    served = ServedState()
+    run = shop.reader.reading(FIRST, SECOND, served=served)
     assert outcomes(run) == HITS
-    assert len(run.steps) == 1
+    assert (len(run.steps), served.result) == (1, "one_look")
     assert shop.world.broken == []
 
 
@@ -74,12 +75,13 @@ def test_what_was_just_filled_is_looked_at_again() -> None:
     shop.replica.apply(shop.world.commit(lookup(3, node="n1").item))
     assert shop.world.stores["n1"].evict(FIRST.item)
     assert shop.reader.read(FIRST) is ReadOutcome.FILLED
-    run = shop.read_together()
+    served = ServedState()
+    run = shop.reader.reading(FIRST, SECOND, served=served)
     run.until(lambda _: len(run.steps) == 2)
     shop.one.apply()
     shop.two.apply()
     assert outcomes(run) == HITS
-    assert count_loads(run) == 0
+    assert (count_loads(run), served.result) == (0, "more_looks")
     assert shop.world.broken == []
 
 
@@ -231,6 +233,7 @@ def test_what_was_served_is_still_that_in_a_snapshot() -> None:
     assert count_loads(run) == 1
     assert outcomes(shop.reader.reading(FIRST, served=served)) == SNAPSHOT[:1]
     shop.one.apply()
+    assert served.result == "snapshot"
     assert outcomes(shop.reader.reading(FIRST, SECOND, served=served)) == HITS
     assert shop.world.broken == []
 

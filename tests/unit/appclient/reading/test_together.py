@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
@@ -187,7 +187,7 @@ def test_a_task_that_does_not_wait_for_its_view_is_told(system: FakeSystem) -> N
         async with await system.open_async() as cache:
             with cache.together() as view:
                 both = view.get("customer", 1), view.get("customer", 2)
-                answers: list[Any] = await asyncio.gather(*both, return_exceptions=True)
+                answers: Sequence[Any] = await asyncio.gather(*both, return_exceptions=True)
                 assert isinstance(answers[1], ConfigError)
                 all_of_them = await view.get_all([("customer", 1), ("customer", 2)])
                 typed = await view.of("customer", Customer).get(1)
