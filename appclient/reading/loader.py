@@ -74,7 +74,7 @@ def _shards_of(lookup: Lookup) -> tuple[str, ...]:
 
 
 def by_object(load: Load) -> Load:
-    """``load``, which is asked for the lookups of each object by themselves."""
+    """``load``, called once for each object."""
     return lambda lookups, at_least: in_groups(lookups, name_of, lambda its: load(its, at_least))
 
 

@@ -58,8 +58,8 @@ TogetherResult: TypeAlias = Literal["one_look", "more_looks", "snapshot"]
 
 @dataclass(slots=True, eq=False)
 class ServedValue:
-    """An answer that a caller has. ``payload``: the value as bytes. ``spans``: those of its entry; empty after a
-    snapshot."""
+    """An answer that a caller has. ``payload``: the value as bytes. ``spans``: the spans of its entry; none after
+    a snapshot."""
 
     lookup: Lookup
     payload: bytes | None
