@@ -162,6 +162,17 @@ def test_a_node_that_is_closed_is_not_looked_at_again() -> None:
     assert count_loads(run) == 2
 
 
+@pytest.mark.parametrize(("accepted_seconds", "outcomes_of_both"), [(0.5, SNAPSHOT), (10.0, HITS)])
+def test_entries_of_one_state_may_be_older_than_the_caller_accepts(
+    accepted_seconds: float, outcomes_of_both: list[ReadOutcome]
+) -> None:
+    shop = Shop(World(**NODES))
+    shop.world.sleep(1.0)
+    run = shop.reader.reading(FIRST, SECOND, max_staleness_seconds=accepted_seconds, served=ServedState())
+    assert outcomes(run) == outcomes_of_both
+    assert shop.world.broken == []
+
+
 # -- a caller that reads on -----------------------------------------------------------------------------
 
 
