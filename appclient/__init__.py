@@ -23,6 +23,7 @@ from freshness.errors import (
     QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
+    StateChanged,
     required_extra,
 )
 from freshness.position.commit import CommitToken
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from appclient.database.database import Database
     from appclient.telemetry.opentelemetry import OpenTelemetry
     from appclient.telemetry.prometheus import PrometheusTelemetry
+    from appclient.together import AsyncView, View
     from appclient.typed import TypedObject
     from appclient.web.signed import parse_signed_commit_token, sign_commit_token
 
@@ -50,6 +52,7 @@ _PLACES = {
     "appclient.telemetry.prometheus": ("prometheus", "PrometheusTelemetry"),
     "appclient.connection.query": ("appclient", "LoaderConnection", "QueryExtras", "QueryResult"),
     "appclient.web.signed": ("appclient", "parse_signed_commit_token", "sign_commit_token"),
+    "appclient.together": ("appclient", "AsyncView", "View"),
     "appclient.typed": ("appclient", "TypedObject"),
 }
 """Module -> the extra that installs what it needs, and the names that come from it when they are first used.
@@ -76,6 +79,7 @@ __all__ = [
     "AsyncCache",
     "AsyncDatabase",
     "AsyncLoaderConnection",
+    "AsyncView",
     "Cache",
     "CommitToken",
     "ConfigError",
@@ -99,7 +103,9 @@ __all__ = [
     "ReadOutcome",
     "SourceUnavailable",
     "SourceUnsuitable",
+    "StateChanged",
     "TypedObject",
+    "View",
     "parse_signed_commit_token",
     "sign_commit_token",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -27,7 +28,8 @@ with required_extra("async"):
     from appclient.database.atleast import AtLeast
     from appclient.database.database import Database
     from appclient.telemetry.observer import TelemetryOption
-    from appclient.typed import AsyncTypedObject, Model, ReadOptions
+    from appclient.together import AsyncView
+    from appclient.typed import AsyncTypedObject, ManyReadOptions, Model, ReadOptions
 
 AsyncFunction = TypeVar("AsyncFunction", bound=Callable[..., Awaitable[Any]])
 
@@ -125,19 +127,17 @@ class AsyncCache:
         return await self._run(self.blocking.get, object_name, key, explain=explain, **options)
 
     async def get_many(
-        self,
-        object_name: str,
-        keys: Iterable[Hashable],
-        *,
-        explain: bool = False,
-        together: bool = False,
-        **options: Unpack[ReadOptions],
+        self, object_name: str, keys: Iterable[Hashable], *, explain: bool = False, **options: Unpack[ManyReadOptions]
     ) -> dict[Any, Any]:
         """See `Cache.get_many`."""
-        found: dict[Any, Any] = await self._run(
-            self.blocking.get_many, object_name, keys, explain=explain, together=together, **options
-        )
+        found: dict[Any, Any] = await self._run(self.blocking.get_many, object_name, keys, explain=explain, **options)
         return found
+
+    @contextmanager
+    def together(self, **options: Unpack[ReadOptions]) -> Iterator[AsyncView]:
+        """See `Cache.together`: ``with cache.together() as view: await view.get("order", 7)``."""
+        with self.blocking.together(**options) as view:
+            yield AsyncView(view, self._run)
 
     def loader(self, object_name: str) -> Callable[[AsyncFunction], AsyncFunction]:
         """Decorator: this coroutine function builds the composite object from its key; see `Cache.loader`. It is

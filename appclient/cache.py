@@ -7,7 +7,8 @@ decided by ``freshness.algorithm.read`` alone; nothing here stores anything in t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -23,12 +24,13 @@ from appclient.reading.loader import LoaderFunction
 from appclient.reading.lookup import Lookups
 from appclient.reading.pipeline import Pipeline, Surroundings
 from appclient.telemetry.observer import Observer, TelemetryOption, Vitals, find_observer
+from appclient.together import View, distinct_keys
 from appclient.typed import Model, TypedObject
 from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import Lookup, ReadServer
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import NO_DEMAND, Demand, Read
+from freshness.algorithm.state import NO_DEMAND, Demand, Read, ServedState
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, FormatError
@@ -167,20 +169,26 @@ class Cache:
         entries if they prove it, else from such a snapshot. Raises `ConfigError` for an object of which a key is read
         from several shards, or whose loader reads by the cache."""
         self.lookups.definition(object_name)  # raises for a wrong name even without keys
-        if isinstance(keys, (str, bytes, Mapping)):
-            raise ConfigError(
-                f"get_many got one {type(keys).__name__} as its keys", hint="expected a list of keys, or use get"
-            )
-        wanted = list(dict.fromkeys(keys))
-        lookups = [self._find_lookup(object_name, key) for key in wanted]
-        if not lookups:
+        wanted = distinct_keys(keys)
+        if not wanted:
             return {}
-        demand = self._demand(max_staleness_seconds, at_least, is_together=together)
-        reads = self._answer(lookups, demand, connection)
-        answers = zip(wanted, lookups, reads, strict=True)
-        if explain or self.on_read is not None:
-            return {key: self._tell(lookup, key, read, explain, demand) for key, lookup, read in answers}
-        return {key: self._value(lookup, read, demand) for key, lookup, read in answers}
+        demand = self._demand(max_staleness_seconds, at_least, ServedState() if together else None)
+        lookups = [self._find_lookup(object_name, key) for key in wanted]
+        return dict(zip(wanted, self._get_all(lookups, wanted, demand, connection, explain=explain), strict=True))
+
+    @contextmanager
+    def together(self, *, max_staleness_seconds: float | None = None, at_least: AtLeast = None) -> Iterator[View]:
+        """Reads of several objects, one after the other, that are all of one moment of each shard, as with
+        ``together`` of `get_many`: ``with cache.together() as view: view.get("order", 7)``. The options are those of
+        `get`, and each value meets them when it is read."""
+        served = ServedState()
+
+        def read(wanted: Sequence[tuple[str, Any]], explain: bool) -> list[Any]:
+            lookups = [self._find_lookup(name, key) for name, key in wanted]
+            demand = self._demand(max_staleness_seconds, at_least, served)
+            return self._get_all(lookups, [key for _, key in wanted], demand, None, explain=explain)
+
+        yield View(read)
 
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
@@ -231,11 +239,21 @@ class Cache:
         for database in self._databases.values():
             database.close()
 
-    def _demand(self, max_staleness_seconds: float | None, at_least: AtLeast, *, is_together: bool = False) -> Demand:
-        if max_staleness_seconds is None and at_least is None and not is_together and not is_enclosed():
+    def _demand(
+        self, max_staleness_seconds: float | None, at_least: AtLeast, served: ServedState | None = None
+    ) -> Demand:
+        if max_staleness_seconds is None and at_least is None and served is None and not is_enclosed():
             return NO_DEMAND
-        asked = demand_commits(at_least, self.config.keyspaces.values())
-        return Demand(max_staleness_seconds, asked, is_together)
+        return Demand(max_staleness_seconds, demand_commits(at_least, self.config.keyspaces.values()), served)
+
+    def _get_all(
+        self, lookups: Sequence[Lookup], keys: Sequence[Any], demand: Demand, connection: Any, *, explain: bool
+    ) -> list[Any]:
+        reads = self._answer(lookups, demand, connection)
+        answers = zip(lookups, keys, reads, strict=True)
+        if explain or self.on_read is not None:
+            return [self._tell(lookup, key, read, explain, demand) for lookup, key, read in answers]
+        return [self._value(lookup, read, demand) for lookup, _, read in answers]
 
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool, demand: Demand) -> Any:
         """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""

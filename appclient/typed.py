@@ -31,6 +31,16 @@ class OwnReadOptions(ReadOptions, total=False):
     connection: Any
 
 
+class ManyReadOptions(ReadOptions, total=False):
+    """Options of `Cache.get_many`."""
+
+    together: bool
+
+
+class OwnManyReadOptions(OwnReadOptions, ManyReadOptions, total=False):
+    """The same, for threads."""
+
+
 class _Reads(Protocol):
     """As much of `Cache` as is used here; of `AsyncCache` the same, to be awaited."""
 
@@ -100,11 +110,9 @@ class TypedObject(Generic[Model]):
         value = self._cache.get(self.name, key, **options)
         return None if value is None else self._convert(value)
 
-    def get_many(
-        self, keys: Iterable[Hashable], *, together: bool = False, **options: Unpack[OwnReadOptions]
-    ) -> dict[Any, Model | None]:
+    def get_many(self, keys: Iterable[Hashable], **options: Unpack[OwnManyReadOptions]) -> dict[Any, Model | None]:
         """As `Cache.get_many`; raises `FormatError` if a value does not fit the class."""
-        found = self._cache.get_many(self.name, keys, together=together, **options)
+        found = self._cache.get_many(self.name, keys, **options)
         return {key: None if value is None else self._convert(value) for key, value in found.items()}
 
 
@@ -120,9 +128,7 @@ class AsyncTypedObject(Generic[Model]):
         value = await self._cache.get(self.name, key, **options)
         return None if value is None else self._convert(value)
 
-    async def get_many(
-        self, keys: Iterable[Hashable], *, together: bool = False, **options: Unpack[ReadOptions]
-    ) -> dict[Any, Model | None]:
+    async def get_many(self, keys: Iterable[Hashable], **options: Unpack[ManyReadOptions]) -> dict[Any, Model | None]:
         """See `TypedObject.get_many`."""
-        found = await self._cache.get_many(self.name, keys, together=together, **options)
+        found = await self._cache.get_many(self.name, keys, **options)
         return {key: None if value is None else self._convert(value) for key, value in found.items()}

@@ -12,6 +12,7 @@
     ├── StorageUnavailable    a file could not be written: the disk is full or fails (retryable, exit code 3)
     ├── BrokerUnavailable     Kafka did not answer, or an outcome is not known (retryable, exit code 3)
     ├── PublishStopped        Kafka refuses what is published, or another publisher took over (exit code 4)
+    ├── StateChanged          values that are read together changed between two reads of them (retryable)
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
     ├── StepRefused           a step of a guided procedure may not be done yet (exit code 4)
     ├── HistoryLost           the position is from another history than the server's (exit code 4)
@@ -126,6 +127,10 @@ class BrokerUnavailable(FreshnessError):
 
 class PublishStopped(FreshnessError):
     exit_code = 4
+
+
+class StateChanged(FreshnessError):
+    is_retryable = True
 
 
 class StreamStopped(FreshnessError):

@@ -6,8 +6,9 @@ to store it: the row found is not spelled as the key asked for (F24, F46).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from appclient.connection.own import OpenedDatabase, require_one_shard
@@ -15,6 +16,7 @@ from appclient.connection.query import LoaderConnection, Row
 from appclient.database.atleast import enclosed_by
 from appclient.database.database import Database
 from appclient.database.required import KeyedRows, Required
+from appclient.telemetry.observer import Load
 from freshness.algorithm.lookup import Loaded, Lookup, ReadServer
 from freshness.algorithm.request import LATEST, NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
@@ -47,6 +49,75 @@ def _shows(loaded: Loaded, required: Mapping[str, EventToken]) -> bool:
     return not any(lacks(loaded.tokens.get(lineage), token) for lineage, token in required.items())
 
 
+def in_groups(
+    lookups: Sequence[Lookup],
+    group_of: Callable[[Lookup], Hashable],
+    answer: Callable[[Sequence[Lookup]], Sequence[Loaded]],
+) -> list[Loaded]:
+    """The answers in the order of the lookups, those of one group by one call."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, lookup in enumerate(lookups):
+        groups.setdefault(group_of(lookup), []).append(place)
+    loaded: dict[int, Loaded] = {}
+    for places in groups.values():
+        loaded.update(zip(places, answer([lookups[place] for place in places]), strict=True))
+    return [loaded[place] for place in range(len(lookups))]
+
+
+def name_of(lookup: Lookup) -> str:
+    """The name of its object."""
+    return lookup.policy.name
+
+
+def _shards_of(lookup: Lookup) -> tuple[str, ...]:
+    return lookup.policy.lineages
+
+
+def by_object(load: Load) -> Load:
+    """``load``, called once for each object."""
+    return lambda lookups, at_least: in_groups(lookups, name_of, lambda its: load(its, at_least))
+
+
+def load_together(
+    loaders: Mapping[str, ObjectLoader], lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]
+) -> list[Loaded]:
+    """The values of several objects, all of a lineage in one snapshot. ``loaders``: by object. Raises `ConfigError`
+    for an object with keys of several shards, and for one whose loader reads by the cache, past the snapshot."""
+    for lookup in lookups:
+        require_one_shard(lookup.policy.name, lookup.policy.lineages, "its values cannot be read together")
+    return in_groups(lookups, _shards_of, partial(_load_snapshot, loaders, at_least))
+
+
+def _load_snapshot(
+    loaders: Mapping[str, ObjectLoader], at_least: Mapping[str, EventToken], lookups: Sequence[Lookup]
+) -> list[Loaded]:
+    (lineage,) = lookups[0].policy.lineages
+    names = dict.fromkeys(map(name_of, lookups))
+    rows = [
+        each for name in names for each in loaders[name].find_rows([one for one in lookups if name_of(one) == name])
+    ]
+
+    def build(connection: LoaderConnection) -> list[Loaded]:
+        def load(its: Sequence[Lookup]) -> list[Loaded]:
+            name = name_of(its[0])
+            loaded = loaders[name].on(OpenedDatabase(connection)).load(its)
+            if enclosing.has_parts:
+                raise ConfigError(
+                    f"the loader of {name} reads by the cache, so its value is of several moments",
+                    hint="let it read by its connection, or do not read this object together with others",
+                )
+            return loaded
+
+        return in_groups(lookups, name_of, load)
+
+    required = {lineage: Required(token, rows) for lineage, token in join_required(lookups).items()}
+    servers: dict[str, ReadServer] = {}
+    with enclosed_by(lineage) as enclosing:
+        found, [token] = loaders[name_of(lookups[0])].database.snapshot([lineage], build, at_least, required, servers)
+    tokens = {} if token is None else {lineage: token}
+    return [replace(one, tokens=tokens, servers=servers) for one in found]
+
+
 class ObjectLoader:
     """Loads the values of one object. ``function`` builds a composite; a row and a list need none."""
 
@@ -54,7 +125,7 @@ class ObjectLoader:
         self, definition: ObjectDefinition, database: Database | OpenedDatabase, function: LoaderFunction | None
     ) -> None:
         self._definition = definition
-        self._database = database
+        self.database = database
         self._function = function
 
     def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS) -> list[Loaded]:
@@ -67,49 +138,20 @@ class ObjectLoader:
         if not self._definition.builder.is_exact:
             # Only the database knows which row equals which spelling: one statement for each key.
             return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
-        places_by_shards: dict[tuple[str, ...], list[int]] = {}
-        for place, lookup in enumerate(lookups):
-            places_by_shards.setdefault(lookup.policy.lineages, []).append(place)
-        loaded: dict[int, Loaded] = {}
-        for places in places_by_shards.values():
-            for start in range(0, len(places), KEYS_PER_STATEMENT_MAX):
-                some = places[start : start + KEYS_PER_STATEMENT_MAX]
-                rows = self._load_rows([lookups[place] for place in some], at_least)
-                loaded.update(zip(some, rows, strict=True))
-        return [loaded[place] for place in range(len(lookups))]
+        return in_groups(lookups, _shards_of, lambda its: self._load_exact(its, at_least))
 
-    def load_together(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
-        """The same, all values of a lineage in one snapshot. Raises `ConfigError` for an object with keys of several
-        shards, and for one whose loader reads by the cache, past the snapshot."""
-        places: dict[str, list[int]] = {}
-        for place, lookup in enumerate(lookups):
-            require_one_shard(lookup.policy.name, lookup.policy.lineages, "its values cannot be read together")
-            places.setdefault(lookup.policy.lineages[0], []).append(place)
-        loaded: dict[int, Loaded] = {}
-        for lineage, its in places.items():
-            loaded.update(zip(its, self._load_snapshot(lineage, [lookups[at] for at in its], at_least), strict=True))
-        return [loaded[place] for place in range(len(lookups))]
+    def on(self, opened: OpenedDatabase) -> ObjectLoader:
+        """The same loader on a connection."""
+        return ObjectLoader(self._definition, opened, self._function)
 
-    def _load_snapshot(
-        self, lineage: str, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]
-    ) -> list[Loaded]:
-        definition = self._definition
+    def find_rows(self, lookups: Sequence[Lookup]) -> list[KeyedRows]:
+        """The rows of which these values are made, by table."""
+        return [self._keyed_rows(lookups, table) for table in self._definition.columns_by_table]
 
-        def build(connection: LoaderConnection) -> list[Loaded]:
-            return ObjectLoader(definition, OpenedDatabase(connection), self._function).load(lookups)
-
-        rows = [self._keyed_rows(lookups, table) for table in definition.columns_by_table]
-        required = {name: Required(token, rows) for name, token in join_required(lookups).items()}
-        servers: dict[str, ReadServer] = {}
-        with enclosed_by(lineage) as enclosing:
-            found, [token] = self._database.snapshot([lineage], build, at_least, required, servers)
-        if enclosing.has_parts:
-            raise ConfigError(
-                f"the loader of {definition.config.name} reads by the cache, so its value is of several moments",
-                hint="let it read by its connection, or read this object without together=True",
-            )
-        tokens = {} if token is None else {lineage: token}
-        return [replace(one, tokens=tokens, servers=servers) for one in found]
+    def _load_exact(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+        starts = range(0, len(lookups), KEYS_PER_STATEMENT_MAX)
+        some = (lookups[start : start + KEYS_PER_STATEMENT_MAX] for start in starts)
+        return [loaded for its in some for loaded in self._load_rows(its, at_least)]
 
     def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """The rows of lookups that all read the same shards. If a replica does not show some of many as they must be,
@@ -135,7 +177,7 @@ class ObjectLoader:
         servers: dict[str, ReadServer] = {}
         lineages = lookups[0].policy.lineages
         for lineage in lineages:
-            shard = self._database.shards[lineage]
+            shard = self.database.shards[lineage]
             asked, wanted = at_least.get(lineage), required.get(lineage)
             found, token = shard.rows_with_token(*statement, asked, "", wanted, servers)
             rows += found
@@ -187,7 +229,7 @@ class ObjectLoader:
         """One statement is one snapshot. Every row must have the very key, as its changes name it."""
         (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
         order = order_rows(self._definition.order, self._definition.config.limit)
-        shard = self._database.shards[lineage]
+        shard = self.database.shards[lineage]
         rows_of = self._keyed_rows([lookup], str(self._definition.config.table))
         servers: dict[str, ReadServer] = {}
         rows, token = shard.rows_with_token(
@@ -211,10 +253,10 @@ class ObjectLoader:
             return function(connection, *lookup.values)
 
         lineages = lookup.policy.lineages
-        rows = [self._keyed_rows([lookup], table) for table in self._definition.columns_by_table]
+        rows = self.find_rows([lookup])
         required = {lineage: Required(token, rows) for lineage, token in lookup.required.items()}
         servers: dict[str, ReadServer] = {}
-        value, found = self._database.snapshot(lineages, build, at_least, required, servers)
+        value, found = self.database.snapshot(lineages, build, at_least, required, servers)
         tokens = {token.lineage: token for token in found if token is not None}
         # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from appclient.connection.own import OpenedDatabase, OwnConnection, require_one_shard
 from appclient.connection.pool import nested_reads
 from appclient.database.database import Database
-from appclient.reading.loader import LoaderFunction, ObjectLoader
+from appclient.reading.loader import LoaderFunction, ObjectLoader, load_together
 from freshness.algorithm.driver import running_clock
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.rule import ObjectPolicy
@@ -140,9 +140,9 @@ class Lookups:
             return self.loaders[name].load(lookups, at_least)
 
     def load_together(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
-        """The same in one snapshot of each shard. All lookups are of one object."""
+        """The same in one snapshot of each shard, also of several objects."""
         with nested_reads():
-            return self.loaders[lookups[0].policy.name].load_together(lookups, at_least)
+            return load_together(self.loaders, lookups, at_least)
 
     def load_on(self, connection: Any, lookups: Sequence[Lookup]) -> list[Loaded]:
         """The same on the application's own connection. All lookups are of one object."""
@@ -151,8 +151,7 @@ class Lookups:
         name = lookups[0].policy.name
         opened = OwnConnection(connection)
         try:
-            loader = ObjectLoader(self.definitions[name], OpenedDatabase(opened), self._functions.get(name))
-            return loader.load(lookups)
+            return self.loaders[name].on(OpenedDatabase(opened)).load(lookups)
         finally:
             opened.end()
 

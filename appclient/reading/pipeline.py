@@ -19,6 +19,7 @@ from appclient.reading.columns import ColumnTypes
 from appclient.reading.copies import Copies
 from appclient.reading.flights import Flights
 from appclient.reading.limits import RateLimit
+from appclient.reading.loader import by_object
 from appclient.reading.lookup import Lookups
 from appclient.reading.reader import NodeReads
 from appclient.reading.refusal import Refusals
@@ -136,14 +137,16 @@ class Pipeline:
         load: Load = self.load_within_limits
         if observer is not None:
             load = observed_loads(observer, load)
-        return Flights(load, self._around.network, None if observer is None else observer.share_load).load
+        return Flights(by_object(load), self._around.network, None if observer is None else observer.share_load).load
 
     def load_within_limits(
         self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken], *, is_together: bool = False
     ) -> list[Loaded]:
-        """Each value by its object's loader. All lookups are of one object. Raises `Overloaded` above its limit."""
-        if (limit := self.limits.get(lookups[0].policy.name)) is not None:
-            limit.take(len(lookups))
+        """Each value by its object's loader; of several objects only if ``is_together``. Raises `Overloaded` above
+        their limits."""
+        for name, limit in self.limits.items():
+            if count := sum(lookup.policy.name == name for lookup in lookups):
+                limit.take(count)
         load = self._lookups.load_together if is_together else self._lookups.load
         return load(lookups, at_least)
 
@@ -200,6 +203,7 @@ class Pipeline:
             clock=clock,
             jitter=self._around.jitter,
             encode=compressing(encode_value, settings.compress_above_bytes),
+            decode=decode_value,
             node_refresh_seconds=settings.node_refresh_seconds,
             fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
             fill_wait_seconds=settings.fill_wait_ms / 1000,

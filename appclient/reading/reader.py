@@ -118,7 +118,7 @@ class NodeReads:
     def _run(self, reader: Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
         """The procedure; above the limit of database reads, copies if each lookup has one that may be served. A
         connection that was closed while idle is replaced before anything is asked on it."""
-        for name in {lookup.node for lookup in lookups}:
+        for name in {lookup.node for lookup in (*lookups, *demand.earlier)}:
             if not (node := reader.nodes[name]).is_connected:
                 node.close()
                 reader.context.forget(name)

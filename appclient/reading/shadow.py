@@ -54,8 +54,8 @@ class ShadowReads:
 
         def read(lookups: Sequence[Lookup], demand: Demand, connection: Any) -> list[Read]:
             reads = answer(lookups, demand, connection)
-            if is_enclosed():  # a part of a value, which is a shadow read itself or none
-                return reads
+            if is_enclosed() or demand.is_together:
+                return reads  # a part of a value, which is a shadow read itself or none; or of one state with others
             for place, found in enumerate(reads):
                 if found.outcome is ReadOutcome.HIT and self.draw() < self.share:
                     reads[place] = self._serve(lookups[place], found, demand)

@@ -20,7 +20,7 @@ from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Reply, Request
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Demand, Read
+from freshness.algorithm.state import Demand, Read, TogetherResult
 from freshness.config.config import Config
 from freshness.config.server import ServerAddress
 from freshness.errors import FreshnessError
@@ -97,7 +97,7 @@ class Observer:
     nothing here. The answer of ``begin_…`` is handed to the ``end_…`` or ``fail_…`` that follows."""
 
     def begin_read(self, lookups: Sequence[Lookup]) -> Any:
-        """A `Cache.get` or `Cache.get_many` of one object."""
+        """A `Cache.get` or `Cache.get_many` of one object, or a read by a `View`, also of several."""
 
     def end_read(self, begun: Any, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float) -> None:
         """It has these answers, in order. ``payload`` of a hit is decoded already: ``value`` is shown."""
@@ -106,7 +106,7 @@ class Observer:
         """It raises after this time."""
 
     def begin_load(self, lookups: Sequence[Lookup]) -> Any:
-        """The database is to be read for these, all of one object."""
+        """The database is to be read for these, all of one object, unless they are read together."""
 
     def end_load(self, begun: Any, lookups: Sequence[Lookup], seconds: float) -> None:
         """It was."""
@@ -120,6 +120,9 @@ class Observer:
     def need_primary(self, result: PrimaryResult) -> None:
         """The replicas lack what the rows of a miss must show, or may lack it. ``result``: the primary is read, a
         replica beyond ``primary_reads_per_second``, or a replica once it showed it, within ``miss_wait_ms``."""
+
+    def read_together(self, result: TogetherResult) -> None:
+        """Values of one state were found so."""
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.reading.shadow.ShadowResult`."""
@@ -202,6 +205,8 @@ def observed_reads(observer: Observer, answer: Answer, decode: Decode) -> Answer
             observer.fail_read(begun, lookups, error, now_seconds() - began_at)
             raise
         end(begun, lookups, reads, now_seconds() - began_at)
+        if demand.served is not None and demand.served.result is not None:
+            observer.read_together(demand.served.result)
         return reads
 
     return observed

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Read
+from freshness.algorithm.state import Read, TogetherResult
 from freshness.config.hostport import parse_host_port
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
@@ -111,6 +111,9 @@ class _Metrics:
             "Misses that the replicas could not answer at once, or may not (on_unknown), by result.",
             "freshness.primary.result",
         )
+        self.together_reads = counts(
+            "together.reads", "{call}", "Calls that read several keys as of one moment.", "freshness.together.result"
+        )
         self.shadow_reads = counts(
             "shadow.reads", "{key}", "Hits compared with the database, by result.", "freshness.shadow.result"
         )
@@ -176,24 +179,24 @@ class _OpenTelemetryObserver(Observer):
         return self._begin(f"cache.{operation}", lookups, SpanKind.INTERNAL, None)
 
     def end_read(self, begun: _Begun, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float) -> None:
-        name, namespace = lookups[0].policy.name, self._namespace
-        outcomes = Tally(read.outcome.name for read in reads)
+        namespace = self._namespace
+        outcomes = Tally((lookup.policy.name, read.outcome) for lookup, read in zip(lookups, reads, strict=True))
         is_hit = all(read.is_hit for read in reads)
         span = begun.span
         if span.is_recording():
             span.set_attribute("freshness.hit", is_hit)
-            span.set_attribute("freshness.outcome", ",".join(sorted(outcomes)))
+            span.set_attribute("freshness.outcome", ",".join(sorted({outcome.name for _, outcome in outcomes})))
             span.set_attribute("freshness.node", ",".join(sorted({lookup.node for lookup in lookups})))
             roles = {server.role for read in reads for server in read.servers.values()}
             if roles:
                 span.set_attribute("freshness.server.role", ",".join(sorted(roles)))
         self._end(begun)
-        for outcome, count in outcomes.items():
-            self._metrics.reads.add(count, namespace, name, outcome)
-            if outcome == ReadOutcome.FILLED.name:
-                self._metrics.fills.add(count, namespace, name)
-            elif ReadOutcome[outcome] not in NOT_REFUSED:
-                self._metrics.fills_refused.add(count, namespace, name, outcome)
+        for (of, outcome), count in outcomes.items():
+            self._metrics.reads.add(count, namespace, of, outcome.name)
+            if outcome is ReadOutcome.FILLED:
+                self._metrics.fills.add(count, namespace, of)
+            elif outcome not in NOT_REFUSED:
+                self._metrics.fills_refused.add(count, namespace, of, outcome.name)
         attributes = {**self._of(lookups), "freshness.many": len(reads) > 1, "freshness.hit": is_hit}
         self._metrics.read_seconds.record(seconds, attributes)
 
@@ -215,6 +218,9 @@ class _OpenTelemetryObserver(Observer):
 
     def need_primary(self, result: PrimaryResult) -> None:
         self._metrics.primary_reads.add(1, self._namespace, "", result)
+
+    def read_together(self, result: TogetherResult) -> None:
+        self._metrics.together_reads.add(1, self._namespace, "", result)
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.add(1, self._namespace, lookup.policy.name, result)

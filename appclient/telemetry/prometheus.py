@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Read
+from freshness.algorithm.state import Read, TogetherResult
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, required_extra
 
@@ -132,6 +132,11 @@ class _Metrics:
     primary_reads: Counter = _counter(
         "Misses that the replicas could not answer at once, or may not (on_unknown). result: read from the primary, "
         "bounded and read from a replica, or waited for a replica that showed the change in time.",
+        "result",
+    )
+    together_reads: Counter = _counter(
+        "Calls that read several keys as of one moment. result: one_look at the nodes, more_looks, or a snapshot of "
+        "the database.",
         "result",
     )
     shadow_reads: Counter = _counter(
@@ -277,13 +282,13 @@ class _PrometheusObserver(Observer):
                 self._local_hits[name].add(seconds)
                 return
         metrics, namespace = self._metrics, self.namespace
-        outcomes = Tally(read.outcome.name for read in reads)
-        for outcome, count in outcomes.items():
-            metrics.reads.labels(namespace, name, outcome).inc(count)
-            if outcome == ReadOutcome.FILLED.name:
-                metrics.fills.labels(namespace, name).inc(count)
-            elif ReadOutcome[outcome] not in NOT_REFUSED:
-                metrics.fills_refused.labels(namespace, name, outcome).inc(count)
+        outcomes = Tally((lookup.policy.name, read.outcome) for lookup, read in zip(lookups, reads, strict=True))
+        for (of, outcome), count in outcomes.items():
+            metrics.reads.labels(namespace, of, outcome.name).inc(count)
+            if outcome is ReadOutcome.FILLED:
+                metrics.fills.labels(namespace, of).inc(count)
+            elif outcome not in NOT_REFUSED:
+                metrics.fills_refused.labels(namespace, of, outcome.name).inc(count)
         keys = "one" if len(reads) == 1 else "many"
         result = "hit" if all(read.is_hit for read in reads) else "miss"
         metrics.read_seconds.labels(namespace, name, keys, result).observe(seconds)
@@ -304,6 +309,9 @@ class _PrometheusObserver(Observer):
 
     def need_primary(self, result: PrimaryResult) -> None:
         self._metrics.primary_reads.labels(self.namespace, result).inc()
+
+    def read_together(self, result: TogetherResult) -> None:
+        self._metrics.together_reads.labels(self.namespace, result).inc()
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.labels(self.namespace, lookup.policy.name, result).inc()

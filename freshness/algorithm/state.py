@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import chain
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, previous_reader_key, record_key
 from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
@@ -52,17 +52,49 @@ class Read:
         return self.outcome.is_hit
 
 
+TogetherResult: TypeAlias = Literal["one_look", "more_looks", "snapshot"]
+"""Entries proved it at the first look at the nodes, or after more of them; or the database was read."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedValue:
+    """An answer that a caller has. ``payload``: the value as bytes. ``spans``: the spans of its entry; none after
+    a snapshot."""
+
+    lookup: Lookup
+    payload: bytes | None
+    spans: Mapping[str, Span]
+
+
+@dataclass(slots=True, eq=False)
+class ServedState:
+    """The answers that are to be of one state, see `freshness.algorithm.together`. ``result``: how the last of them
+    were found."""
+
+    kept: list[ServedValue] = field(default_factory=list)
+    result: TogetherResult | None = None
+
+
 @value
 class Demand:
     """The caller's own demands on a hit. ``at_least``: by lineage, commits that the value must have (I9).
-    ``is_together``: the values are to be of one state, see `freshness.algorithm.together`.
+    ``served``: the answers that the values must be of one state with, to which they are added.
 
     If a token is of another lineage than its key, such as one that no longer serves, no hit serves.
     """
 
     max_staleness_seconds: float | None = None
     at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
-    is_together: bool = False
+    served: ServedState | None = None
+
+    @property
+    def is_together(self) -> bool:
+        return self.served is not None
+
+    @property
+    def earlier(self) -> list[Lookup]:
+        """The keys of answers that the caller has, which may be read again."""
+        return [] if self.served is None else [kept.lookup for kept in self.served.kept]
 
     @property
     def may_be_stale(self) -> bool:
@@ -81,10 +113,10 @@ class ReadContext:
 
     ``lineages``: lineages of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
-    into bytes. ``recall`` finds what may be served while another reader fills. ``on_unknown``: the server to read if
-    the node does not say what a row must show. A value of more than ``part_bytes`` is stored in parts, one of more
-    than ``value_bytes_max`` not at all. ``previous_ring``: the one by which lookups name a previous node. ``name``:
-    this process, for `say_previous`. Not shared between threads.
+    into bytes, ``decode`` turns it back, or raises `FormatError`. ``recall`` finds what may be served while another
+    reader fills. ``on_unknown``: the server to read if the node does not say what a row must show. A value of more
+    than ``part_bytes`` is stored in parts, one of more than ``value_bytes_max`` not at all. ``previous_ring``: the
+    one by which lookups name a previous node. ``name``: this process, for `say_previous`. Not shared between threads.
     """
 
     namespace: str
@@ -93,6 +125,7 @@ class ReadContext:
     clock: Callable[[], float]
     jitter: Callable[[], float]
     encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
     node_refresh_seconds: float
     fill_lease_ttl_seconds: int
     fill_wait_seconds: float

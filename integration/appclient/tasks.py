@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from appclient import AsyncCache, QueryResult
@@ -45,6 +46,14 @@ class LoopCache:
 
     def get_many(self, *arguments: Any, **options: Any) -> dict[Any, Any]:
         return self.run(self.inner.get_many(*arguments, **options))
+
+    @contextmanager
+    def together(self) -> Iterator[Any]:
+        with self.inner.together() as view:
+            yield SimpleNamespace(
+                get=lambda *asked, **how: self.run(view.get(*asked, **how)),
+                get_all=lambda *asked, **how: self.run(view.get_all(*asked, **how)),
+            )
 
     def loader(self, object_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """For loaders of threads: such a function works on a loop as well."""

@@ -1,4 +1,4 @@
-"""Keys that are read together are of one moment (I11): rows on two nodes that one transaction changes.
+"""Keys that are read together are of one moment (I11): rows and lists on two nodes that one transaction changes.
 
 And what the bound of an entry stands on: the server computes it when it sends the row.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -16,14 +16,24 @@ from typing import Any, Final
 
 import pytest
 
-from appclient import Cache, ReadOutcome
+from appclient import Cache, ReadOutcome, StateChanged
 from appclient.database.required import KeyedRows
 from appclient.database.shard import ShardDatabase
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.position import empty_position, parse_position
 from freshness.stream.heartbeat import parse_until
-from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, repeating, running_system, wait_until
+from integration.appclient.tasks import loop_cache
+from integration.harness import (
+    CUSTOMERS_TABLE,
+    ORDERS_TABLE,
+    PATIENT,
+    System,
+    repeating,
+    running_system,
+    wait_for_hits,
+    wait_until,
+)
 from integration.servers import Pair
 
 PAIRS: Final = 20
@@ -48,20 +58,41 @@ limit = 5
 """
 
 
+@contextmanager
+def running(pair: Pair, folder: Path, cache: Mapping[str, Any] = {}) -> Iterator[System]:
+    tables = (CUSTOMERS_TABLE, ORDERS_TABLE.replace("total INT)", "total INT, KEY (customer_id))"))
+    with running_system(pair, folder, tables=tables, objects=OBJECTS, cache=cache) as system:
+        system.execute("INSERT INTO customers VALUES " + ", ".join(f"({key}, 'n', 0)" for key in KEYS))
+        system.execute("INSERT INTO orders VALUES " + ", ".join(f"({key}, {key}, 0)" for key in KEYS))
+        system.settle()
+        system.wait_open()
+        yield system
+
+
 @pytest.fixture
 def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
-    tables = (CUSTOMERS_TABLE, ORDERS_TABLE.replace("total INT)", "total INT, KEY (customer_id))"))
-    with running_system(pair, tmp_path, tables=tables, objects=OBJECTS) as running:
-        running.execute("INSERT INTO customers VALUES " + ", ".join(f"({key}, 'n', 0)" for key in KEYS))
-        running.execute("INSERT INTO orders VALUES " + ", ".join(f"({key}, {key}, 0)" for key in KEYS))
-        running.settle()
-        running.wait_open()
-        yield running
+    with running(pair, tmp_path) as system:
+        yield system
+
+
+@pytest.fixture
+def patient(pair: Pair, tmp_path: Path) -> Iterator[System]:
+    """Leases last longer than the test."""
+    with running(pair, tmp_path, PATIENT) as system:
+        yield system
 
 
 def partner(key: int) -> int:
     """The row that each transaction changes together with this one."""
     return key + PAIRS if key <= PAIRS else key - PAIRS
+
+
+def change(cursor: Any, key: int) -> None:
+    both = key, partner(key)
+    cursor.execute("BEGIN")
+    cursor.execute("UPDATE customers SET v = v + 1 WHERE id IN (%s, %s)", both)
+    cursor.execute("UPDATE orders SET total = total + 1 WHERE customer_id IN (%s, %s)", both)
+    cursor.execute("COMMIT")
 
 
 @contextmanager
@@ -71,12 +102,7 @@ def writing(system: System) -> Iterator[None]:
         keys = itertools.cycle(range(1, PAIRS + 1))
 
         def commit() -> None:
-            key = next(keys)
-            both = key, partner(key)
-            cursor.execute("BEGIN")
-            cursor.execute("UPDATE customers SET v = v + 1 WHERE id IN (%s, %s)", both)
-            cursor.execute("UPDATE orders SET total = total + 1 WHERE customer_id IN (%s, %s)", both)
-            cursor.execute("COMMIT")
+            change(cursor, next(keys))
             time.sleep(PAUSE_SECONDS)
 
         with repeating(commit):
@@ -108,6 +134,77 @@ def test_two_rows_of_one_transaction_are_of_one_moment(system: System, name: str
 
         wait_until(read, "reads of entries", lambda: f"{outcomes}; {system.describe()}")
     assert set(outcomes) <= {ReadOutcome.HIT, ReadOutcome.TOGETHER}
+
+
+@contextmanager
+def open_either(path: Path, kind: str) -> Iterator[Any]:
+    with closing(Cache.open(path)) if kind == "threads" else loop_cache(path) as cache:
+        yield cache
+
+
+def find_basket(system: System) -> list[tuple[str, int]]:
+    """A row and a list on two nodes, which each transaction changes together."""
+    baskets = ([("customer", key), ("orders", key)] for key in KEYS)
+    return next(basket for basket in baskets if len({system.subject(*each).node for each in basket}) == 2)
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_row_and_its_list_are_of_one_moment(system: System, kind: str) -> None:
+    """At once and one after the other."""
+    (row, key), (rows, _) = find_basket(system)
+    ends: Counter[str] = Counter()
+    with open_either(system.config_path, kind) as cache, writing(system):
+
+        def read() -> bool:
+            for number in range(READS):
+                try:
+                    with cache.together() as view:
+                        if number % 2:
+                            one, two = view.get_all([(row, key), (rows, key)], explain=True)
+                        else:
+                            one, two = view.get(row, key, explain=True), view.get(rows, key, explain=True)
+                except StateChanged:
+                    assert number % 2 == 0, "nothing was shown before"
+                    ends["changed"] += 1
+                    continue
+                assert version(one.value) == version(two.value), (one, two)
+                ends[two.outcome.name] += 1
+            return ends["HIT"] >= HITS_MIN
+
+        wait_until(read, "reads of entries", lambda: f"{ends}; {system.describe()}")
+    assert set(ends) <= {"HIT", "TOGETHER", "changed"}
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_without_the_option_a_row_and_its_list_are_of_two_moments(patient: System, kind: str) -> None:
+    """The invalidator stands still: the row's entry is from before a commit, and the list is filled after it."""
+    (row, key), (rows, _) = basket = find_basket(patient)
+    with open_either(patient.config_path, kind) as cache:
+        wait_for_hits(cache, row, [key], patient.describe)
+        patient.settle()
+        patient.invalidator.pause()
+        try:
+            with cache.together() as view:
+                assert version(view.get(row, key)) == 0
+                with patient.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+                    change(cursor, key)
+                patient.pair.wait_caught_up()
+                assert version(cache.get(rows, key)) == 1
+                assert version(cache.get(row, key)) == 0, "beside it the row of before"
+                with pytest.raises(StateChanged):
+                    view.get(rows, key)
+            with cache.together() as view:
+                found = view.get_all(basket, explain=True)
+            assert [version(each.value) for each in found] == [1, 1]
+            assert [each.outcome for each in found] == [ReadOutcome.TOGETHER] * 2
+        finally:
+            patient.invalidator.resume()
+
+        def are_hits() -> bool:
+            with cache.together() as view:
+                return all(each.is_hit for each in view.get_all(basket, explain=True))
+
+        wait_until(are_hits, "entries of one moment", patient.describe)
 
 
 def test_a_snapshot_is_read_where_the_nodes_are_down(system: System) -> None:

@@ -377,6 +377,7 @@ def test_a_server_that_stood_still_serves_no_hit(started: Callable[..., Memcache
         clock=running_clock,
         jitter=lambda: 0.0,
         encode=repr,  # type: ignore[arg-type]
+        decode=bytes,
         node_refresh_seconds=0.0,
         fill_lease_ttl_seconds=10,
         fill_wait_seconds=0.0,

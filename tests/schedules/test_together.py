@@ -5,17 +5,21 @@ As in test_defences.py, each defence is taken out once, and then the invariant b
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
 from freshness.algorithm import together
-from freshness.algorithm.request import Load
+from freshness.algorithm.request import Flows, Load
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Read
-from tests.schedules.test_defences import prove, start
-from tests.schedules.world import LINEAGE, Invalidator, Reader, ReadRows, Replica, Run, World, lookup
+from freshness.algorithm.state import Read, ServedState
+from freshness.errors import FormatError, StateChanged
+from tests.schedules.test_defences import go_on, prove, start
+from tests.schedules.world import CUSTOMER, LINEAGE, Invalidator, Reader, ReadRows, Replica, Run, World, lookup
 
+OTHER: Final = "other/-"
 NODES: Final[dict[str, Any]] = {"nodes": ("n1", "n2")}
 FIRST: Final = lookup(1, node="n1")
 SECOND: Final = lookup(2, node="n2")
@@ -41,7 +45,7 @@ class Shop:
         self.replica.apply(self.world.commit(FIRST.item, SECOND.item))
 
     def read_together(self) -> Run[list[Read]]:
-        return self.reader.reading(FIRST, SECOND, is_together=True)
+        return self.reader.reading(FIRST, SECOND, served=ServedState())
 
 
 def outcomes(run: Run[list[Read]]) -> list[ReadOutcome]:
@@ -58,9 +62,10 @@ def test_hits_of_one_state_are_read_in_one_round() -> None:
     shop.one.apply()
     shop.two.apply()
     assert outcomes(shop.reader.reading(FIRST, SECOND)) == FILLED
-    run = shop.read_together()
+    served = ServedState()
+    run = shop.reader.reading(FIRST, SECOND, served=served)
     assert outcomes(run) == HITS
-    assert len(run.steps) == 1
+    assert (len(run.steps), served.result) == (1, "one_look")
     assert shop.world.broken == []
 
 
@@ -70,12 +75,13 @@ def test_what_was_just_filled_is_looked_at_again() -> None:
     shop.replica.apply(shop.world.commit(lookup(3, node="n1").item))
     assert shop.world.stores["n1"].evict(FIRST.item)
     assert shop.reader.read(FIRST) is ReadOutcome.FILLED
-    run = shop.read_together()
+    served = ServedState()
+    run = shop.reader.reading(FIRST, SECOND, served=served)
     run.until(lambda _: len(run.steps) == 2)
     shop.one.apply()
     shop.two.apply()
     assert outcomes(run) == HITS
-    assert count_loads(run) == 0
+    assert (count_loads(run), served.result) == (0, "more_looks")
     assert shop.world.broken == []
 
 
@@ -137,7 +143,7 @@ def test_the_snapshot_shows_what_was_acknowledged() -> None:
     shop = Shop(World(**NODES))
     made = shop.world.commit(FIRST.item, SECOND.item)
     shop.two.apply()
-    run = Reader(shop.world, shop.world.replica()).reading(FIRST, SECOND, is_together=True)
+    run = Reader(shop.world, shop.world.replica()).reading(FIRST, SECOND, served=ServedState())
     run.until(lambda action: isinstance(action, Load) and action.is_together)
     asked = run.pending
     assert isinstance(asked, Load)
@@ -151,6 +157,131 @@ def test_a_node_that_is_closed_is_not_looked_at_again() -> None:
     world = World(**NODES)
     world.places[SECOND.item] = "n2"
     start(world, node="n1")
-    run = Reader(world, world.replica()).reading(FIRST, SECOND, is_together=True)
+    run = Reader(world, world.replica()).reading(FIRST, SECOND, served=ServedState())
     assert outcomes(run) == SNAPSHOT
     assert count_loads(run) == 2
+
+
+@pytest.mark.parametrize(("accepted_seconds", "outcomes_of_both"), [(0.5, SNAPSHOT), (10.0, HITS)])
+def test_entries_of_one_state_may_be_older_than_the_caller_accepts(
+    accepted_seconds: float, outcomes_of_both: list[ReadOutcome]
+) -> None:
+    shop = Shop(World(**NODES))
+    shop.world.sleep(1.0)
+    run = shop.reader.reading(FIRST, SECOND, max_staleness_seconds=accepted_seconds, served=ServedState())
+    assert outcomes(run) == outcomes_of_both
+    assert shop.world.broken == []
+
+
+# -- a caller that reads on -----------------------------------------------------------------------------
+
+
+def test_what_fits_is_read_without_what_was_served_before() -> None:
+    shop, served = Shop(World(**NODES)), ServedState()
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == HITS[:1]
+    shop.commit_both()
+    shop.one.apply()  # the first row is another one by now, and the second one is not known to be
+    run = shop.reader.reading(SECOND, served=served)
+    assert outcomes(run) == HITS[:1]
+    assert [[flow.node for flow in step.flows] for step in run.steps if isinstance(step, Flows)] == [["n2"]]
+    assert shop.world.broken == []
+
+
+def read_on_after_a_commit(world: World) -> list[ReadOutcome] | None:
+    """One transaction changes a row that the caller has, and the one that it reads next."""
+    shop, served = Shop(world), ServedState()
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == HITS[:1]
+    shop.commit_both()
+    shop.one.apply()
+    shop.two.apply()
+    assert outcomes(shop.reader.reading(FIRST, SECOND)) == FILLED
+    run = shop.reader.reading(SECOND, served=served)
+    if go_on(run):
+        return outcomes(run)
+    assert isinstance(run.error, StateChanged)
+    assert "customer of key (1,) has changed since it was read, so customer of key (2,)" in str(run.error)
+    return None
+
+
+def test_later_entries_are_compared_with_those_that_were_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        judge = together._are_together
+        patch.setattr(together, "_are_together", lambda spans: judge(spans[-1:]))
+
+    prove(read_on_after_a_commit, None, plant, "I11", monkeypatch, **NODES)
+
+
+def test_what_was_served_is_compared_with_what_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(together, "_spell", lambda *_: b"")
+
+    prove(read_on_after_a_commit, None, plant, "I11", monkeypatch, **NODES)
+
+
+def test_a_snapshot_is_no_entry_to_compare_with() -> None:
+    """All is read again, and the value that was served from it has changed."""
+    shop, served = Shop(World(**NODES)), ServedState()
+    shop.world.stores["n1"].down = True
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == SNAPSHOT[:1]
+    shop.commit_both()
+    shop.two.apply()
+    assert shop.reader.read(SECOND) is ReadOutcome.FILLED
+    run = shop.reader.reading(SECOND, served=served)
+    assert not go_on(run)
+    assert isinstance(run.error, StateChanged)
+    assert shop.world.broken == []
+
+
+def test_what_was_served_is_still_that_in_a_snapshot() -> None:
+    """The entry that is read next is of a later moment, at which the earlier value is the same."""
+    shop, served = Shop(World(**NODES)), ServedState()
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == HITS[:1]
+    shop.replica.apply(shop.world.commit(SECOND.item))
+    shop.two.apply()
+    assert shop.reader.read(SECOND) is ReadOutcome.FILLED
+    run = shop.reader.reading(SECOND, served=served)
+    assert outcomes(run) == SNAPSHOT[:1]
+    assert count_loads(run) == 1
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == SNAPSHOT[:1]
+    shop.one.apply()
+    assert served.result == "snapshot"
+    assert outcomes(shop.reader.reading(FIRST, SECOND, served=served)) == HITS
+    assert shop.world.broken == []
+
+
+def test_equal_values_may_be_encoded_in_another_way() -> None:
+    shop, served = Shop(World(**NODES)), ServedState()
+    shop.reader.context.encode = lambda value: json.dumps(value, indent=1).encode()
+    shop.replica.apply(shop.world.commit(FIRST.item))
+    shop.one.apply()
+    shop.two.apply()
+    assert shop.reader.read(FIRST) is ReadOutcome.FILLED
+    shop.reader.context.encode = lambda value: json.dumps(value).encode()
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == HITS[:1]
+    shop.world.stores["n2"].down = True
+    assert outcomes(shop.reader.reading(SECOND, served=served)) == SNAPSHOT[:1]
+    assert shop.world.broken == []
+
+
+def test_another_shard_is_of_a_moment_of_its_own() -> None:
+    """What was served of the first one is not read again."""
+    world = World(lineages=(LINEAGE, OTHER))
+    start(world)
+    start(world, lineage=OTHER)
+    reader = Reader(world, [Replica(database) for database in world.databases.values()])
+    served, elsewhere = ServedState(), lookup(2, replace(CUSTOMER, lineages=(OTHER,)))
+    world.stores["n1"].down = True
+    for one in (FIRST, elsewhere):
+        run = reader.reading(one, served=served)
+        assert outcomes(run) == SNAPSHOT[:1]
+        assert {its.item for step in run.steps if isinstance(step, Load) for its in step.lookups} == {one.item}
+
+
+def test_an_entry_that_cannot_be_decoded_proves_nothing() -> None:
+    shop = Shop(World(**NODES))
+
+    def refuse(data: bytes) -> Any:
+        raise FormatError(f"{data!r} is compressed")
+
+    shop.reader.context.decode = refuse
+    assert outcomes(shop.read_together()) == SNAPSHOT

@@ -64,7 +64,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
-from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.state import Demand, Read, ReadContext, ServedState
 from freshness.algorithm.together import read_together
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, STORED_BYTES_MAX, CacheConfig
@@ -946,6 +946,7 @@ class Reader:
     previous_ring: int = 0
     client: Client = field(init=False)
     context: ReadContext = field(init=False)
+    given: dict[ServedState, list[tuple[Lookup, Read]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.client = Client(self.world)
@@ -956,6 +957,7 @@ class Reader:
             self.world.clock,
             lambda: self.jitter,
             lambda value: json.dumps(value).encode(),
+            json.loads,
             NODE_REFRESH_SECONDS,
             10,
             0.05,
@@ -976,15 +978,17 @@ class Reader:
         *lookups: Lookup,
         max_staleness_seconds: float | None = None,
         at_least: Mapping[str, EventToken] = NO_TOKENS,
-        is_together: bool = False,
+        served: ServedState | None = None,
     ) -> Run[list[Read]]:
         lookups = lookups or (lookup(),)
         replicas = [self.replicas] if isinstance(self.replicas, Replica) else self.replicas
         known: dict[tuple[str, str], Position] = {}
 
         def check(reads: list[Read]) -> None:
-            if is_together:
-                self.world.check_together(lookups, reads)
+            if served is not None:
+                given = self.given.setdefault(served, [])
+                given += zip(lookups, reads, strict=True)
+                self.world.check_together(*zip(*given, strict=True))
             for one, read in zip(lookups, reads, strict=True):
                 self.world.check_commits(one, read, at_least)
                 here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
@@ -993,9 +997,9 @@ class Reader:
                 if read.outcome in (ReadOutcome.HIT, ReadOutcome.MOVED) and read.payload is not None:
                     self.world.check_hit(one, read.payload, here)
 
-        demand = Demand(max_staleness_seconds, at_least, is_together)
-        procedure = (read_together if is_together else read_through)(self.context, lookups, demand)
-        if not is_together and max_staleness_seconds is None:
+        demand = Demand(max_staleness_seconds, at_least, served)
+        procedure = (read_through if served is None else read_together)(self.context, lookups, demand)
+        if served is None and max_staleness_seconds is None:
             procedure = compared(self.context, lookups, procedure, at_least)
         return Run(
             self.world,

@@ -21,7 +21,7 @@ from appclient.connection.query import LoaderConnection
 from appclient.database.database import Database
 from appclient.database.servers import ServerAccess
 from appclient.database.shard import ShardDatabase
-from appclient.reading.loader import ObjectLoader
+from appclient.reading.loader import ObjectLoader, in_groups, load_together, name_of
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.config.keyspace import Keyspace
 from freshness.config.keyspace import Shard as Topology
@@ -124,14 +124,10 @@ class Application:
     ) -> list[Loaded]:
         """As the library does: object by object, in the order of the lookups."""
         if is_together:
-            loader = self._loaders[lookups[0].policy.name]
-            return [_in_versions(one) for one in loader.load_together(lookups, at_least)]
-        loaded: dict[int, Loaded] = {}
-        for name in dict.fromkeys(lookup.policy.name for lookup in lookups):
-            places = [place for place, lookup in enumerate(lookups) if lookup.policy.name == name]
-            values = self._loaders[name].load([lookups[place] for place in places], at_least)
-            loaded.update(zip(places, map(_in_versions, values), strict=True))
-        return [loaded[place] for place in range(len(lookups))]
+            loaded = load_together(self._loaders, lookups, at_least)
+        else:
+            loaded = in_groups(lookups, name_of, lambda its: self._loaders[name_of(its[0])].load(its, at_least))
+        return list(map(_in_versions, loaded))
 
 
 def _loader_of(tables: Sequence[str]) -> Callable[[LoaderConnection, int], list[int]]:

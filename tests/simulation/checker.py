@@ -49,14 +49,10 @@ def _chunk_of(data: bytes) -> Stripe:
 
 
 @lru_cache(2048)
-def _numbers_of(value: bytes) -> tuple[int, ...]:
+def numbers_of(value: bytes) -> tuple[int, ...]:
     numbers = ast.literal_eval(value.decode())
     assert isinstance(numbers, tuple)
     return numbers
-
-
-def _all_shown(versions: Mapping[tuple[str, str], Mapping[int, int]], lineage: str) -> set[int]:
-    return {each for (of, _), of_rows in versions.items() if of == lineage for each in of_rows.values()}
 
 
 class Violation(AssertionError):
@@ -237,29 +233,27 @@ class Checker:
         for lookup, read in zip(lookups, reads, strict=True):
             self._check_commits(who, lookup, read, commits)
 
-    def read_together(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
+    def read_together(
+        self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read], *, is_of_entries: bool
+    ) -> None:
         """I11: entries are of one moment of the log; rows of one snapshot show no transaction in part, which is all
         that a server promises that applies transactions in another order."""
         if self._lost_epochs:
             return  # nothing can tell lost commits from those that have their numbers
-        versions: dict[tuple[str, str], dict[int, int]] = {}
+        versions: dict[str, list[tuple[str, int, int]]] = {}
         for lookup, read in zip(lookups, reads, strict=True):
-            numbers = read.value if read.payload is None else _numbers_of(read.payload)
+            numbers = read.value if read.payload is None else numbers_of(read.payload)
             shown = repeat(0) if numbers is None else iter(numbers)
             for lineage in lookup.policy.lineages:
                 for table in lookup.policy.tables:
                     row = self._world.rows[lookup.item]
-                    versions.setdefault((lineage, table), {})[row] = next(shown)
-        is_of_entries = all(read.outcome is ReadOutcome.HIT for read in reads)
-        newest = {lineage: 0 for lineage, _ in versions}
-        for (lineage, _), of_rows in versions.items():
-            newest[lineage] = max(newest[lineage], *of_rows.values())
-        for (lineage, table), of_rows in versions.items():
-            for row, version in of_rows.items():
+                    versions.setdefault(lineage, []).append((table, row, next(shown)))
+        for lineage, of_rows in versions.items():
+            numbers = {version for _, _, version in of_rows}
+            for table, row, version in of_rows:
                 for commit in self._shards[lineage].by_row.get((table, row), ()):
                     at = commit.version((table, row))
-                    is_shown = at <= newest[lineage] if is_of_entries else at in _all_shown(versions, lineage)
-                    if at > version and is_shown:
+                    if at > version and (at <= max(numbers) if is_of_entries else at in numbers):
                         raise Violation(
                             "I11",
                             f"{who} got {table}[{row}] at version {version} together with what shows commit {at}",
@@ -405,7 +399,7 @@ class Checker:
         entry = _entry_of(data)
         # No row is a row before its first version.
         value = self._world.value_of(entry)
-        numbers = repeat(0) if value is None else iter(_numbers_of(value))
+        numbers = repeat(0) if value is None else iter(numbers_of(value))
         stamps = {stamp.lineage: stamp for stamp in entry.stamps}
         # In a reshard an entry may be of other shards than those of this lookup.
         for lineage in stamps if self._world.reshard is not None else lookup.policy.lineages:
@@ -419,7 +413,7 @@ class Checker:
         """A miss lacks no invalidation that its node had acknowledged before the read began."""
         if self._world.reshard is not None:
             return
-        numbers = read.value if read.payload is None else _numbers_of(read.payload)
+        numbers = read.value if read.payload is None else numbers_of(read.payload)
         shown = repeat(0) if numbers is None else iter(numbers)
         for lineage in lookup.policy.lineages:
             known = [
@@ -445,7 +439,7 @@ class Checker:
         self, who: str, lookup: Lookup, read: Read, commits: Sequence[tuple[Shard, Commit, int]]
     ) -> None:
         """A read has the reader's own commits, but for those that a failover took."""
-        numbers = read.value if read.payload is None else _numbers_of(read.payload)
+        numbers = read.value if read.payload is None else numbers_of(read.payload)
         shown = repeat(0) if numbers is None else iter(numbers)
         for lineage in lookup.policy.lineages:
             for table in lookup.policy.tables:

@@ -64,12 +64,12 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.shortway import find_hit, find_hits
-from freshness.algorithm.state import Demand, Read, ReadContext
+from freshness.algorithm.state import Demand, Read, ReadContext, ServedState
 from freshness.algorithm.together import read_together
 from freshness.algorithm.view import Sightings
 from freshness.config.cache import PART_BYTES, CacheConfig
 from freshness.config.object import ObjectConfig
-from freshness.errors import FreshnessError, NodeUnavailable
+from freshness.errors import FreshnessError, NodeUnavailable, StateChanged
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
@@ -127,7 +127,8 @@ class SmallWorld:
     ``rings``: nodes of each ring; ``path``: the node of the key by each. ``files``: topology, rings and definition of
     each file, the present ring first; by another definition than 1 no key is sent. ``posts``: node and first file
     of each invalidator, which goes on with the next file when it has crashed. ``reads_by``: file of each reader.
-    ``spread``: the node of each key, in place of ``path``; the first reader reads all keys together.
+    ``spread``: the node of each key, in place of ``path``; the first reader reads all keys together, and with
+    ``reads_on`` one after the other.
     ``past``: actions before anything is explored, in the place of the usual start, see `Explorer._relive`.
     ``accepts``: the staleness that each read accepts. ``strays``: heartbeats of the first invalidator that go to
     another primary, whose log it reads from the start on.
@@ -185,6 +186,7 @@ class SmallWorld:
     posts: tuple[tuple[str, int], ...] = ()
     reads_by: tuple[int, ...] = ()
     spread: tuple[str, ...] = ()
+    reads_on: bool = False
     past: tuple[tuple[str, int], ...] = ()
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
@@ -411,6 +413,7 @@ WORLDS: Final = (
         is_filled=True, commits=3, fills_from_log=True, **TOGETHER,
     ),
     SmallWorld("keys are read together beside another reader", readers=2, is_filled=True, **TOGETHER),
+    SmallWorld("two keys are read one after the other as one state", is_filled=True, reads_on=True, **TOGETHER),
 )  # fmt: skip
 
 
@@ -805,7 +808,7 @@ class Explorer:
         def run() -> Generator[Any, Any, None]:
             context = ReadContext(
                 "sim", rings[0], (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
-                self._encode, REFRESH_SECONDS, 4, 0.05, "bypass",
+                self._encode, lambda data: ast.literal_eval(data.decode()), REFRESH_SECONDS, 4, 0.05, "bypass",
                 Sightings(
                     lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds,
                     SKEW_SECONDS,
@@ -816,8 +819,13 @@ class Explorer:
             demand = Demand(self.world.accepts)
             if self._is_together(number):
                 lookups = [self._lookup_of(each)[0] for each in range(self.world.keys)]
+                parts = [[each] for each in lookups] if self.world.reads_on else [lookups]
                 for _ in range(self.world.reads):
-                    yield ("together", (yield from read_together(context, lookups, Demand(is_together=True))))
+                    served, reads = ServedState(), list[Read]()
+                    with contextlib.suppress(StateChanged):
+                        for part in parts:
+                            reads += yield from read_together(context, part, Demand(served=served))
+                        yield ("together", reads)
                 return
             for _ in range(self.world.reads):
                 own = (yield LastChange()) if self.world.asks else 0

@@ -30,6 +30,7 @@ SMALL_NAMES = (
         "a row moves between two unique",
         "a unique key comes",
         "two keys on two",
+        "two keys are read one",
         "keys are read together, and entries",
     ),
 )

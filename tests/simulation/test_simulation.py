@@ -100,7 +100,16 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
 
 
 def test_every_kind_of_fault_strikes(tally: Tally) -> None:
-    kinds = {*DRAWN, "mixed settings", "reordered log", "own commit", "own bound", "read together"}
+    kinds = {
+        *DRAWN,
+        "mixed settings",
+        "reordered log",
+        "own commit",
+        "own bound",
+        "read together",
+        "read on together",
+        "state changed",
+    }
     assert kinds <= tally.faults.keys()
     assert all(f"{kind} {tally.faults[kind]}" in tell_costs(tally) for kind in kinds)
 

@@ -24,13 +24,13 @@ from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
-from freshness.algorithm.state import NO_DEMAND, Read, ReadContext
+from freshness.algorithm.state import NO_DEMAND, Read, ReadContext, ServedState
 from freshness.algorithm.together import read_together
 from freshness.algorithm.view import Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.object import ObjectConfig
 from freshness.database.pulse import Pulse
-from freshness.errors import SourceUnavailable
+from freshness.errors import SourceUnavailable, StateChanged
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
@@ -44,7 +44,7 @@ from spark.sink.sender import SinkPlan
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor, Cancelled
 from tests.simulation.application import SESSION_FAULTS, Application
-from tests.simulation.checker import Checker
+from tests.simulation.checker import Checker, numbers_of
 from tests.simulation.database import Commit, Shard
 from tests.simulation.keykind import KINDS, KeyKind
 from tests.simulation.network import Network, RedisStore
@@ -481,6 +481,7 @@ class World:
             clock=self._clock(name),
             jitter=Random(f"{name} {options.seed} {options.chance}").random,
             encode=self._encode,
+            decode=numbers_of,
             node_refresh_seconds=self._draw_refresh_seconds(),
             fill_lease_ttl_seconds=100_000 if self.bug == "only the holder of a lease may fill" else 4,
             fill_wait_seconds=0.05,
@@ -526,13 +527,12 @@ class World:
                 wanted = dict.fromkeys([(self.random.choice(objects), changed), *wanted])
             share = self.options.together_share
             if is_together := share > 0 and not self.calm and self.random.random() < share:
-                name_of_all = self.random.choice(objects)
-                wanted = dict.fromkeys((name_of_all, key) for key in range(self.options.keys))
+                wanted = dict.fromkeys((self.random.choice(objects), key) for key in range(self.options.keys))
             lookups = [
                 self.lookup(name, key, known.rings, has_moved=known.has_moved, spelling=self.draw_spelling(key))
                 for name, key in wanted
             ]
-            yield from self.read(name, known, lookups, own, is_together=is_together)
+            yield from (self.read_together if is_together else self.read)(name, known, lookups, own)
             if self.options.think_seconds:
                 yield Wait(self.options.think_seconds * self.random.choice((0.1, 1.0, 2.0)))
 
@@ -553,34 +553,54 @@ class World:
         known: Deployment,
         lookups: list[Lookup],
         own: OwnCommits | None = None,
-        *,
-        is_together: bool = False,
+        served: ServedState | None = None,
     ) -> Generator[Any, Any, list[Read]]:
-        """The reads; none if no server of a shard answered. ``own``: commits that are demanded."""
+        """The reads; none if no server of a shard answered, or the state has changed. ``own``: commits that are
+        demanded."""
         demand = NO_DEMAND if own is None else own.demand()
         share = self.options.accepts_share
         if share and not self.calm and self.random.random() < share:
             demand = replace(demand, max_staleness_seconds=self.random.choice(ACCEPTED_SECONDS))
             self.count("own bound")
-        demand = replace(demand, is_together=is_together)
+        demand = replace(demand, served=served)
         acknowledged = self.checker.find_acknowledged(lookups)
         if self._has_returns:
-            self._replace_idle(name, known.context, lookups)
+            self._replace_idle(name, known.context, [*lookups, *demand.earlier])
         self.reading.add(name)
         try:
             procedure = read_together if demand.is_together else read_through
             reads = yield from procedure(known.context, lookups, demand)
         except (SourceUnavailable, Cancelled):
             return []
+        except StateChanged:
+            self.count("state changed")
+            return []
         finally:
             self.reading.discard(name)
         self.checker.read_done(name, lookups, reads, acknowledged, demand.max_staleness_seconds)
-        if is_together:
-            self.count("read together")
-            self.checker.read_together(name, lookups, reads)
         if own is not None:
             self.checker.own_read_done(name, lookups, reads, own.commits)
         return reads
+
+    def read_together(
+        self, name: str, known: Deployment, lookups: list[Lookup], own: OwnCommits | None
+    ) -> Generator[Any, Any, None]:
+        """All at once, or one after the other: some time passes between them."""
+        served = ServedState()
+        reads: list[Read] = []
+        some = self.random.choice((1, len(lookups)))
+        while len(reads) < len(lookups):
+            found = yield from self.read(name, known, lookups[len(reads) : len(reads) + some], own, served)
+            if not found:
+                return
+            reads += found
+            self.checker.read_together(
+                name, lookups[: len(reads)], reads, is_of_entries=all(kept.spans for kept in served.kept)
+            )
+            yield Wait(self.random.choice((0.0, 0.01, 0.1)))
+        self.count("read together")
+        if some < len(lookups):
+            self.count("read on together")
 
     def _replace_idle(self, name: str, context: ReadContext, lookups: Sequence[Lookup]) -> None:
         """As the library does: a connection that was closed while idle is replaced before anything is asked on it."""

@@ -14,7 +14,7 @@ from freshness.algorithm.envelope import STUB, record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import Delete, Get, Item
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import NO_DEMAND, Demand, Read
+from freshness.algorithm.state import NO_DEMAND, Demand, Read, ServedState
 from freshness.algorithm.view import NodeView
 from freshness.errors import SourceUnavailable
 from freshness.position.token import EventToken
@@ -108,6 +108,12 @@ def test_only_the_share_of_hits_is_compared(bench: Bench) -> None:
 def test_parts_of_a_value_are_not_compared(bench: Bench) -> None:
     with enclosed_by(LINEAGE, token(3)):
         assert bench.get() is bench.hit
+    assert bench.results == []
+
+
+def test_values_of_one_state_are_not_torn(bench: Bench) -> None:
+    """Another read is of another moment."""
+    assert bench.get(demand=Demand(served=ServedState())) is bench.hit
     assert bench.results == []
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import pytest
 
-from appclient import AsyncCache, Cache, ConfigError, LoaderConnection, Overloaded, ReadOutcome
+from appclient import AsyncCache, Cache, ConfigError, LoaderConnection, Overloaded, ReadOutcome, StateChanged
 from appclient.connection.own import require_one_shard
 from appclient.database.atleast import demand_commits, enclosed_by
 from appclient.testing import FakeSystem
@@ -130,6 +130,92 @@ def test_tasks_and_typed_reads_have_the_option(system: FakeSystem) -> None:
 
     one, two = asyncio.run(tasks())
     assert one == two == system.cache.of("customer", Customer).get_many([1, 2], together=True)
+
+
+def test_several_objects_are_of_one_snapshot(system: FakeSystem) -> None:
+    """A commit between two of them shows in none."""
+    numbers = itertools.count()
+
+    @system.cache.loader("profile")
+    def profile(connection: LoaderConnection, key: int) -> Any:
+        total = connection.query_one("SELECT SUM(total) AS total FROM orders WHERE customer_id = %s", (key,))
+        number = next(numbers)
+        system.execute(f"UPDATE customers SET name = '{number}'")
+        system.execute(f"UPDATE orders SET total = {number}")
+        return total
+
+    with system.cache.together() as view:
+        found = view.get_all([("customer", 2), ("profile", 1), ("orders", 1), ("customer", 1)], explain=True)
+    assert [each.outcome for each in found] == [*TOGETHER, *TOGETHER]
+    assert [each.object_name for each in found] == ["customer", "profile", "orders", "customer"]
+    bob, total, orders, ada = (each.value for each in found)
+    assert (bob["id"], ada["id"]) == (2, 1)
+    assert bob["name"] == ada["name"]
+    assert {row["total"] for row in orders} == {int(ada["name"])}
+    assert total["total"] == 2 * int(ada["name"])
+
+
+def test_a_view_goes_on_until_what_it_has_shown_changes(system: FakeSystem) -> None:
+    with system.cache.together() as view:
+        customer = view.get("customer", 1)
+        customer["name"] = "a change of the caller's own value"
+        system.execute("UPDATE customers SET name = 'Eve' WHERE id = 2")
+        assert view.get_many("customer", [2, 3]) == {2: {"id": 2, "name": "Eve"}, 3: None}
+        assert view.get_many("customer", []) == {}
+        system.execute("UPDATE customers SET name = 'Eve' WHERE id = 1")
+        with pytest.raises(StateChanged, match=r"customer of key \(1,\) has changed .* so orders of key \(1,\)"):
+            view.get("orders", 1)
+    with system.cache.together() as view:
+        assert view.of("customer", Customer).get(1) == {"id": 1, "name": "Eve"}
+        assert view.of("customer", Customer).get_many([1]) == {1: {"id": 1, "name": "Eve"}}
+
+
+def test_a_view_has_the_demands_of_its_options(system: FakeSystem) -> None:
+    system.stop_replication()
+    with system.connect() as connection:
+        connection.cursor().execute("UPDATE customers SET name = 'Eve' WHERE id = 1")
+        connection.commit()
+        token = system.cache.database().commit_token(connection)
+    with system.cache.together(at_least=token) as view:
+        assert view.get("customer", 1)["name"] == "Eve"
+
+
+def test_a_task_that_does_not_wait_for_its_view_is_told(system: FakeSystem) -> None:
+    """Neither read would be compared with the other one."""
+
+    async def tasks() -> list[Any]:
+        async with await system.open_async() as cache:
+            with cache.together() as view:
+                both = view.get("customer", 1), view.get("customer", 2)
+                answers: Sequence[Any] = await asyncio.gather(*both, return_exceptions=True)
+                assert isinstance(answers[1], ConfigError)
+                all_of_them = await view.get_all([("customer", 1), ("customer", 2)])
+                typed = await view.of("customer", Customer).get(1)
+                return [answers[0], typed, *all_of_them, *(await view.get_many("customer", [1, 2])).values()]
+
+    one, typed, *all_of_them, first, second = asyncio.run(tasks())
+    assert one == typed == first
+    assert all_of_them == [first, second]
+
+
+def test_several_objects_count_for_the_limits_of_each(system: FakeSystem) -> None:
+    def read_often() -> None:
+        for _ in range(100):
+            with system.cache.together() as view:
+                view.get_all([("customer", 1), ("scarce", 1)])
+
+    with pytest.raises(Overloaded, match="object scarce"):
+        read_often()
+
+
+def test_the_loaders_of_an_ordinary_read_get_their_own_keys(system: FakeSystem) -> None:
+    """Misses of several objects are filled before the next look."""
+    with system.cache.together() as view:
+        view.get_all([("customer", 1), ("orders", 1), ("customer", 2)])
+    found = [system.cache.get(name, 1, explain=True) for name in ("customer", "orders")]
+    assert [each.outcome for each in found] == [ReadOutcome.HIT, ReadOutcome.HIT]
+    assert found[0].value == {"id": 1, "name": "Ada"}
+    assert [row["id"] for row in found[1].value] == [8, 7]
 
 
 def test_a_read_inside_a_value_is_noted_by_all_around_it() -> None:

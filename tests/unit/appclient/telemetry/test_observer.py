@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from appclient.telemetry.prometheus import NODE_BUCKETS, NOTED_MAX, _Histogram, 
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.state import Read
+from freshness.algorithm.state import Demand, Read
 from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -46,6 +46,8 @@ flavor = "mysql"
 [[keyspaces.shop.shards]]
 primary = "mysql://app@127.0.0.1:1/shop"
 [objects.customer]
+table = "customers"
+[objects.copy]
 table = "customers"
 """
 
@@ -269,11 +271,44 @@ def test_what_the_recorder_drops_is_told_to_all(opening: Opening, monkeypatch: p
     told(3)
     told(4)
     assert value_of(registry, "history_dropped_total") == 7
+    assert counts_of(reader, "history.dropped") == [(7, {"freshness.namespace": "shop"})]
+
+
+def counts_of(reader: InMemoryMetricReader, name: str) -> list[tuple[int, dict[str, str]]]:
+    """The values of a counter, with their attributes."""
     read = reader.get_metrics_data()
     assert read is not None
     found = json.loads(read.to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
-    (points,) = (each["data"]["data_points"] for each in found if each["name"].endswith("history.dropped"))
-    assert [(point["value"], point["attributes"]) for point in points] == [(7, {"freshness.namespace": "shop"})]
+    (points,) = (each["data"]["data_points"] for each in found if each["name"].endswith(name))
+    return [(point["value"], point["attributes"]) for point in points]
+
+
+def test_a_read_of_several_objects_counts_for_each_and_says_how_it_was_answered(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = ReadOutcome.HIT, ReadOutcome.TOGETHER, ReadOutcome.HIT
+
+    def read(context: object, lookups: Sequence[Lookup], demand: Demand) -> Generator[Any, Any, list[Read]]:
+        assert demand.served is not None
+        demand.served.result = "more_looks"
+        yield from ()
+        return [Read(outcome) for outcome in outcomes]
+
+    monkeypatch.setattr("appclient.reading.reader.read_together", read)
+    registry, reader = CollectorRegistry(), InMemoryMetricReader()
+    telemetry = [PrometheusTelemetry(registry), OpenTelemetry(meter_provider=MeterProvider([reader]))]
+    with closing(opening(telemetry=telemetry)) as cache, cache.together() as view:
+        assert view.get_all([("customer", 1), ("copy", 1), ("copy", 2)]) == [None, None, None]
+    counts = {("customer", "HIT"): 1, ("copy", "TOGETHER"): 1, ("copy", "HIT"): 1}
+    for (name, outcome), count in counts.items():
+        assert value_of(registry, "reads_total", object=name, outcome=outcome) == count
+    assert value_of(registry, "together_reads_total", result="more_looks") == 1
+    shop = {"freshness.namespace": "shop"}
+    assert counts_of(reader, "client.reads") == [
+        (count, {**shop, "freshness.object": name, "freshness.outcome": outcome})
+        for (name, outcome), count in counts.items()
+    ]
+    assert counts_of(reader, "together.reads") == [(1, {**shop, "freshness.together.result": "more_looks"})]
 
 
 def test_without_telemetry_nothing_is_put_in_between(opening: Opening, config: Config) -> None:
