@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from freshness.algorithm.lookup import Lookup
@@ -17,7 +18,7 @@ from freshness.algorithm.read import read_through
 from freshness.algorithm.request import LATEST, Load, Procedure, Wait
 from freshness.algorithm.rule import ReadOutcome, Span, are_of_one_state, find_required
 from freshness.algorithm.state import Demand, Read, ReadContext
-from freshness.algorithm.witness import tell_refusal
+from freshness.algorithm.witness import tell_hit, tell_refusal
 from freshness.position.token import EventToken, covers
 
 WAITS_SECONDS: Final = 0.0, 0.002, 0.008
@@ -26,6 +27,9 @@ WAITS_SECONDS: Final = 0.0, 0.002, 0.008
 _SETTLING: Final = frozenset((ReadOutcome.FILLED, ReadOutcome.MOVED, ReadOutcome.LOST_RACE))
 """Ends of a read whose key can be a hit at the next look."""
 
+_views: Final = count(1)
+"""Numbers of the views that a witness records."""
+
 
 def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Demand) -> Procedure[list[Read]]:
     """Answer every lookup, in order, all of one state of each lineage. ``demand`` asks for that. Raises what the
@@ -33,9 +37,11 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
     for wait_seconds in WAITS_SECONDS:
         if wait_seconds:
             yield Wait(wait_seconds)
+        sent_us = 0 if context.witness is None else context.witness.now_us()
         reads = yield from read_through(context, lookups, demand)
         spans = [_spans_of(lookup, read) for lookup, read in zip(lookups, reads, strict=True)]
         if all(spans) and _are_together(spans):
+            _tell(context, lookups, reads, sent_us)
             return reads
         if not all(held or read.outcome in _SETTLING for held, read in zip(spans, reads, strict=True)):
             break
@@ -48,6 +54,16 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
         Read(ReadOutcome.TOGETHER, None, one.value, one.tokens, _is_shown(lookup, one.tokens), one.servers)
         for lookup, one in zip(asked, loaded, strict=True)
     ]
+
+
+def _tell(context: ReadContext, lookups: Sequence[Lookup], reads: Sequence[Read], sent_us: int) -> None:
+    """Record a view. Looks in vain are not recorded: no caller has their values."""
+    if (witness := context.witness) is None:
+        return
+    view = next(_views)
+    for lookup, read in zip(lookups, reads, strict=True):
+        assert read.item is not None, "a hit has its entry"
+        tell_hit(witness, lookup, read.outcome, read.item, read.payload, sent_us, view)
 
 
 def _spans_of(lookup: Lookup, read: Read) -> Mapping[str, Span]:
