@@ -35,9 +35,8 @@ def divide_views(table: pyarrow.Table, rules: Rules, known: Knowledge, pieces: i
     items = number_items(columns["h1"], columns["h2"])
     chosen = is_viewed | ((columns["kind"] == CHANGE) & numpy.isin(items, numpy.unique(items[is_viewed])))
     columns = {name: column[chosen] for name, column in columns.items()}
-    spans = _find_spans(
-        Piece(table.filter(pyarrow.array(chosen)), columns, items[chosen], rules, known, Tally()), rules
-    )
+    piece = Piece(table.filter(pyarrow.array(chosen)), columns, items[chosen], rules, known, Tally())
+    spans = _find_spans(piece, rules)
     tally.counts[verdict.VIEWED] += spans.num_rows
     view = mix(spans.column("client").to_numpy(), spans.column("view").to_numpy())
     yield from divide_rows(spans, (view % numpy.uint64(pieces)).astype(numpy.int64), pieces)
@@ -60,13 +59,10 @@ def _find_spans(piece: Piece, rules: Rules) -> pyarrow.Table:
     at, stamp, begin, end = at[is_there], stamp[is_there], begin[is_there], end[is_there]
     names = "client", "h1", "h2", "node", "version", "who", "sequence", "begin_us", "end_us"
     told = {name: hits[name][at] for name in names}
-    told |= {"view": hits["observed"][at], "lineage": hits.of_stamps("lineage")[stamp]}
-    told |= {
-        "since": hits.of_stamps("prefix")[stamp],
-        "begin": numpy.where(begin < 0, ALWAYS, changes.ordinal[begin]),
-    }
-    told |= {"end": numpy.where(end < 0, NEVER, changes.ordinal[end])}
-    told |= {"row": piece.find_row_numbers(numpy.maximum(end, 0))}
+    told["view"], told["row"] = hits["observed"][at], piece.find_row_numbers(numpy.maximum(end, 0))
+    told["lineage"], told["since"] = (hits.of_stamps(name)[stamp] for name in ("lineage", "prefix"))
+    told["begin"] = numpy.where(begin < 0, ALWAYS, changes.ordinal[begin])
+    told["end"] = numpy.where(end < 0, NEVER, changes.ordinal[end])
     return pyarrow.table([told[name] for name in VIEW.names], schema=VIEW)
 
 
