@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from examples.demo.measurement import CUSTOMER, Meter, Row, Write
+from examples.demo.measurement import PROFILE, Meter, Row, Write, owner_of
 from freshness.config.keyspace import GtidFlavor
 from freshness.position import Position, parse_position
 
@@ -57,9 +57,16 @@ class StreamLedger:
             last = max(times.values())
             self._meter.acknowledge(write, last)
             if self._witness is not None:
-                # A customer is deleted for its own row; a profile for each row, the last time for the last one
-                own = times.get(("customers", write.customer_id), last)
-                self._witness.acknowledged(write, {key: own if key[0] == CUSTOMER else last for key in write.objects})
+                # A customer is deleted for its own row; a profile for each of its rows, the last time for the last
+                ends = {
+                    key: max(
+                        at
+                        for row, at in times.items()
+                        if owner_of(row) == key[1] and (key[0] == PROFILE or row[0] == "customers")
+                    )
+                    for key in write.objects
+                }
+                self._witness.acknowledged(write, ends)
 
 
 @dataclass(frozen=True, slots=True)

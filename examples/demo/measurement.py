@@ -2,7 +2,8 @@
 
 A **stale read** is a hit whose value lacks a change that this strategy had already acknowledged as invalidated
 when the read began. A miss that gets an old row is counted apart (``stale_replica_reads``): it comes from the late
-replica.
+replica. A read of a pair of customers is **torn** if one of them shows a transfer between the two, and the other does
+not: no moment had these values.
 
 All times are ``time.monotonic()`` in seconds, which on Linux is the same for all processes of a machine.
 """
@@ -23,6 +24,7 @@ Versions: TypeAlias = Mapping[Row, int]
 
 CUSTOMER: Final = "customer"
 PROFILE: Final = "profile"
+ORDER_IDS_PER_CUSTOMER: Final = 100
 EXAMPLES_MAX: Final = 5
 
 
@@ -30,7 +32,6 @@ EXAMPLES_MAX: Final = 5
 class Write:
     """One committed transaction: the rows it changed, at their new versions, and the objects built from them."""
 
-    customer_id: int
     versions: Versions
     objects: tuple[ObjectKey, ...]
     committed_at: float
@@ -38,9 +39,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One or several objects that are asked for at once."""
+    """One or several objects that are asked for at once. ``is_pair``: two customers, as of one moment if the strategy
+    can do that."""
 
     objects: tuple[ObjectKey, ...]
+    is_pair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Meter:
     hits: int = 0
     stale_hits: int = 0
     stale_replica_reads: int = 0
+    pairs: int = 0
+    torn_pairs: int = 0
     lags_ms: list[float] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     examples: list[StaleHit] = field(default_factory=list)
@@ -109,8 +114,8 @@ class Meter:
         then the lag is 0."""
         with self._lock:
             self.lags_ms.append(max(0.0, at - write.committed_at) * 1000)
-            known = self._acknowledged.setdefault(write.customer_id, {})
             for row, version in write.versions.items():
+                known = self._acknowledged.setdefault(owner_of(row), {})
                 known[row] = max(version, known.get(row, 0))
 
     @property
@@ -129,6 +134,11 @@ class Meter:
                     row: version for row, version in known.items() if name == PROFILE or row[0] == "customers"
                 }
             return expected
+
+    def count_pair(self, answers: Sequence[Answer]) -> None:
+        with self._lock:
+            self.pairs += 1
+            self.torn_pairs += len({answer.value["transfers"] for answer in answers}) > 1
 
     def count(self, answers: Sequence[Answer], expected: Mapping[ObjectKey, Versions]) -> None:
         stale = [_find_stale(answer, expected[answer.key]) for answer in answers]
@@ -151,6 +161,12 @@ class Meter:
         with self._lock:
             values = self.lags_ms[-last:]
         return percentile(values, percent)
+
+
+def owner_of(row: Row) -> int:
+    """The customer whose objects the row is in."""
+    table, number = row
+    return number if table == "customers" else number // ORDER_IDS_PER_CUSTOMER
 
 
 def _find_stale(answer: Answer, expected: Versions) -> StaleHit | None:

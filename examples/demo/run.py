@@ -327,7 +327,10 @@ class _Run:
                 generator.shuffle(order)  # nobody is always first
                 for name in order:
                     expected = self._meters[name].expect(request)
-                    self._meters[name].count(strategies[name].read(request), expected)
+                    answers = strategies[name].read(request)
+                    self._meters[name].count(answers, expected)
+                    if request.is_pair:
+                        self._meters[name].count_pair(answers)
                 touched.update(request.objects)
 
             repeat(plan.requests_per_second / plan.readers, self._workers.stop_reading.is_set, work)

@@ -201,7 +201,8 @@ class TokenCache:
             explained = {number: self._cache.get(name, number, explain=True)}
         else:
             name = request.objects[0][0]
-            explained = self._cache.get_many(name, [number for _, number in request.objects], explain=True)
+            numbers = [number for _, number in request.objects]
+            explained = self._cache.get_many(name, numbers, explain=True, together=request.is_pair)
         return [
             Answer((name, number), each.value, each.is_hit, each.outcome.name.lower())
             for number, each in explained.items()

@@ -16,16 +16,24 @@ from itertools import accumulate
 from typing import Any, Final
 
 from appclient import LoaderConnection
-from examples.demo.measurement import CUSTOMER, PROFILE, ObjectKey, Request, Row, Write
+from examples.demo.measurement import (
+    CUSTOMER,
+    ORDER_IDS_PER_CUSTOMER,
+    PROFILE,
+    ObjectKey,
+    Request,
+    Row,
+    Write,
+    owner_of,
+)
 
 TABLES: Final = (
     "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(60) NOT NULL, balance DECIMAL(12,2) NOT NULL,"
-    " version BIGINT NOT NULL, changed_us BIGINT NOT NULL)",
+    " transfers BIGINT NOT NULL, version BIGINT NOT NULL, changed_us BIGINT NOT NULL)",
     "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT NOT NULL, total DECIMAL(10,2) NOT NULL,"
     " version BIGINT NOT NULL, changed_us BIGINT NOT NULL, KEY (customer_id))",
 )
 ORDERS_PER_CUSTOMER_MAX: Final = 6
-ORDER_IDS_PER_CUSTOMER: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,8 @@ class Plan:
     """The size of the workload, which leaves two cores idle most of the time: else the lags would be the machine's.
     Rates are of the whole run, over all threads. ``interrupted``: number of
     additional processes that each read as much as one reader, interrupted by signals. ``fills_from_log``:
-    single rows have ``fill_from_log``. ``has_replica``: False if all is read from the primary."""
+    single rows have ``fill_from_log``. ``has_replica``: False if all is read from the primary. ``customers``: an even
+    number, since each has a partner."""
 
     seconds: float
     seed: int
@@ -68,13 +77,21 @@ class Popularity:
         return list(dict.fromkeys(drawn))
 
 
+def partner_of(number: int) -> int:
+    """Each customer's transfers are with one other."""
+    return (number - 1 ^ 1) + 1
+
+
 def draw_requests(plan: Plan, generator: random.Random) -> Iterator[Request]:
-    """Endless: mostly single customers, some batches, some composite profiles."""
+    """Endless: mostly single customers, some batches, some pairs of partners, some composite profiles."""
     popularity = Popularity(plan, plan.read_skew)
     while True:
         kind = generator.random()
         if kind < 0.70:
             yield Request(((CUSTOMER, popularity.draw(generator)[0]),))
+        elif kind < 0.75:
+            (number,) = popularity.draw(generator)
+            yield Request(((CUSTOMER, number), (CUSTOMER, partner_of(number))), is_pair=True)
         elif kind < 0.85:
             yield Request(tuple((CUSTOMER, number) for number in popularity.draw(generator, plan.keys_per_batch)))
         else:
@@ -93,8 +110,8 @@ def create_tables(connection: Any, plan: Plan) -> None:
     with connection.cursor() as cursor:
         for table in TABLES:
             cursor.execute(table)
-        rows = [(number, f"customer {number}", 100, 1, 0) for number in range(1, plan.customers + 1)]
-        cursor.executemany("INSERT INTO customers VALUES (%s, %s, %s, %s, %s)", rows)
+        rows = [(number, f"customer {number}", 100, 0, 1, 0) for number in range(1, plan.customers + 1)]
+        cursor.executemany("INSERT INTO customers VALUES (%s, %s, %s, %s, %s, %s)", rows)
 
 
 # -- writing -------------------------------------------------------------------------------------------
@@ -128,7 +145,7 @@ class Writer:
     known: dict[int, list[int]] = field(default_factory=dict)
 
     def write(self) -> tuple[Write, Any]:
-        """One transaction: a customer changes, places an order, or an order changes.
+        """One transaction: a customer changes, places an order or makes a transfer with another, or an order changes.
 
         The write, its time taken as soon as the commit has returned, and the cursor that committed.
         """
@@ -141,19 +158,21 @@ class Writer:
             order_id = self.book.place(customer_id)
             if order_id is not None:
                 return self._place_order(customer_id, order_id)
+        if kind < 0.45:
+            return self._transfer(customer_id)
         return self._change_customer(customer_id)
 
     def _change_customer(self, customer_id: int) -> tuple[Write, Any]:
         cursor = self.connection.cursor()
         version = self._raise_version(cursor, "customers", "balance", customer_id)
         at = time.monotonic()
-        return _write_of(customer_id, {("customers", customer_id): version}, at), cursor
+        return _write_of({("customers", customer_id): version}, at), cursor
 
     def _change_order(self, customer_id: int, order_id: int) -> tuple[Write, Any]:
         cursor = self.connection.cursor()
         version = self._raise_version(cursor, "orders", "total", order_id)
         at = time.monotonic()
-        return _write_of(customer_id, {("orders", order_id): version}, at), cursor
+        return _write_of({("orders", order_id): version}, at), cursor
 
     def _place_order(self, customer_id: int, order_id: int) -> tuple[Write, Any]:
         cursor = self.connection.cursor()
@@ -164,25 +183,37 @@ class Writer:
         cursor.execute("COMMIT")
         at = time.monotonic()
         self.known.setdefault(customer_id, []).append(order_id)
-        return _write_of(customer_id, {("customers", customer_id): version, ("orders", order_id): 1}, at), cursor
+        return _write_of({("customers", customer_id): version, ("orders", order_id): 1}, at), cursor
 
-    def _raise_version(self, cursor: Any, table: str, column: str, number: int) -> int:
-        """LAST_INSERT_ID(…) brings the new version back in the UPDATE's own answer."""
+    def _transfer(self, customer_id: int) -> tuple[Write, Any]:
+        """Both rows count it. They are locked in one order by all writers."""
+        cursor = self.connection.cursor()
+        cursor.execute("START TRANSACTION")
+        versions = {
+            ("customers", number): self._raise_version(cursor, "customers", "transfers", number, 1)
+            for number in sorted((customer_id, partner_of(customer_id)))
+        }
+        cursor.execute("COMMIT")
+        return _write_of(versions, time.monotonic()), cursor
+
+    def _raise_version(self, cursor: Any, table: str, column: str, number: int, by: int = 0) -> int:
+        """LAST_INSERT_ID(…) brings the new version back in the UPDATE's own answer. ``by``: how much the column
+        rises; 0 for chance."""
         cursor.execute(
             f"UPDATE {table} SET {column} = {column} + %s, version = LAST_INSERT_ID(version + 1),"
             " changed_us = %s WHERE id = %s",
-            (self.generator.randrange(1, 100), _now_us(), number),
+            (by or self.generator.randrange(1, 100), _now_us(), number),
         )
         assert cursor.rowcount == 1, f"{table} {number} is gone"
         version: int = cursor.lastrowid
         return version
 
 
-def _write_of(customer_id: int, versions: dict[Row, int], at: float) -> Write:
-    objects: list[ObjectKey] = [(PROFILE, customer_id)]
-    if ("customers", customer_id) in versions:
-        objects.append((CUSTOMER, customer_id))
-    return Write(customer_id, versions, tuple(objects), at)
+def _write_of(versions: dict[Row, int], at: float) -> Write:
+    owners = dict.fromkeys(map(owner_of, versions))
+    objects: list[ObjectKey] = [(PROFILE, owner) for owner in owners]
+    objects += [(CUSTOMER, number) for table, number in versions if table == "customers"]
+    return Write(versions, tuple(objects), at)
 
 
 def _now_us() -> int:

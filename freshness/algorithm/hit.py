@@ -106,8 +106,8 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
         yield from _complete(context, parted)
     for node, of_node, view, replies, dead in judged:
         if demand.is_together:
-            _note_spans(view, of_node, replies)
-        if witness is not None:
+            _note_spans(view, of_node, replies)  # `read_together` knows which of these hits it serves
+        elif witness is not None:
             for entry, reply in zip(of_node, replies, strict=False):
                 if isinstance(state := entry.state, Read) and isinstance(reply, Item):
                     tell_hit(witness, entry.lookup, state.outcome, reply, state.payload, sent_us)
@@ -119,7 +119,7 @@ def look_up(context: ReadContext, entries: Sequence[Pending], demand: Demand) ->
 def _note_spans(view: NodeView, entries: Sequence[Pending], replies: Replies) -> None:
     for entry, reply in zip(entries, replies, strict=False):
         if isinstance(state := entry.state, Read) and isinstance(reply, Item):
-            entry.state = replace(state, spans=view.find_spans(entry.lookup.policy, reply.value))
+            entry.state = replace(state, spans=view.find_spans(entry.lookup.policy, reply.value), item=reply)
 
 
 def _is_replaceable(entry: Pending) -> bool:

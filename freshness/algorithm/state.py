@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeV
 
 from freshness.algorithm.envelope import NodeRecord, Stripe, previous_reader_key, record_key
 from freshness.algorithm.lookup import NO_SERVERS, Loaded, Lookup, ReadServer
-from freshness.algorithm.request import LATEST, NO_TOKENS, Add, Delete, Flows, Get, Procedure, Request, Version
+from freshness.algorithm.request import LATEST, NO_TOKENS, Add, Delete, Flows, Get, Item, Procedure, Request, Version
 from freshness.algorithm.rule import ReadOutcome, Span
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness
@@ -35,8 +35,8 @@ class Read:
 
     ``shows_required``: the value from the database has every invalidation of the key that the node had acknowledged
     before the read began (I10). False: the node did not say which, or no server that was read is known to show them.
-    ``servers``: the servers that it was read from, by lineage. ``spans``: answer of `NodeView.find_spans` for a hit,
-    if it was asked for.
+    ``servers``: the servers that it was read from, by lineage. A hit that is to be read together with others
+    has its entry as ``item`` and the answer of `NodeView.find_spans` as ``spans``.
     """
 
     outcome: ReadOutcome
@@ -46,6 +46,7 @@ class Read:
     shows_required: bool = False
     servers: Mapping[str, ReadServer] = field(default_factory=lambda: NO_SERVERS)
     spans: Mapping[str, Span] | None = None
+    item: Item | None = None
 
     @property
     def is_hit(self) -> bool:
@@ -69,10 +70,11 @@ class ServedValue:
 @dataclass(slots=True, eq=False)
 class ServedState:
     """The answers that are to be of one state, see `freshness.algorithm.together`. ``result``: how the last of them
-    were found."""
+    were found. ``view``: number of the state for a witness; 0 before the first one, and after a snapshot."""
 
     kept: list[ServedValue] = field(default_factory=list)
     result: TogetherResult | None = None
+    view: int = 0
 
 
 @value

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from freshness.algorithm.lookup import Lookup
@@ -20,7 +21,7 @@ from freshness.algorithm.read import read_through
 from freshness.algorithm.request import LATEST, Load, Procedure, Wait
 from freshness.algorithm.rule import ReadOutcome, Span, are_of_one_state, find_required
 from freshness.algorithm.state import Demand, Read, ReadContext, ServedState, ServedValue
-from freshness.algorithm.witness import tell_refusal
+from freshness.algorithm.witness import tell_hit, tell_refusal
 from freshness.errors import FormatError, StateChanged
 from freshness.position.token import EventToken, covers
 
@@ -29,6 +30,9 @@ WAITS_SECONDS: Final = 0.0, 0.002, 0.008
 
 _SETTLING: Final = frozenset((ReadOutcome.FILLED, ReadOutcome.MOVED, ReadOutcome.LOST_RACE))
 """Ends of a read whose key can be a hit at the next look."""
+
+_views: Final = count(1)
+"""Numbers of the views that a witness records."""
 
 
 def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Demand) -> Procedure[list[Read]]:
@@ -47,12 +51,16 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
     for looks, wait_seconds in enumerate(WAITS_SECONDS, 1):
         if wait_seconds:
             yield Wait(wait_seconds)
+        sent_us = 0 if context.witness is None else context.witness.now_us()
         reads = yield from read_through(context, asked, demand)
         spans = [_spans_of(context, lookup, read) for lookup, read in zip(asked, reads, strict=True)]
         beside = [] if asked is everything else [kept.spans for kept in earlier]
         if all(spans) and _are_together([*beside, *spans]):
             served.result = "one_look" if looks == 1 else "more_looks"
-            return _serve(context, served, earlier, lookups, reads, spans)
+            answers = _serve(context, served, earlier, lookups, reads, spans)
+            served.view = next(_views) if asked is everything else served.view or next(_views)
+            _tell(context, asked, reads, sent_us, served)
+            return answers
         if not all(held or read.outcome in _SETTLING for held, read in zip(spans, reads, strict=True)):
             break
         asked = everything
@@ -65,8 +73,17 @@ def read_together(context: ReadContext, lookups: Sequence[Lookup], demand: Deman
         Read(ReadOutcome.TOGETHER, None, one.value, one.tokens, _is_shown(lookup, one.tokens), one.servers)
         for lookup, one in zip(wanted, loaded, strict=True)
     ]
-    served.result = "snapshot"
+    served.result, served.view = "snapshot", 0
     return _serve(context, served, earlier, lookups, reads, [{}] * len(reads))
+
+
+def _tell(
+    context: ReadContext, lookups: Sequence[Lookup], reads: Sequence[Read], sent_us: int, served: ServedState
+) -> None:
+    """Record a view. Looks in vain are not recorded: no caller has their values."""
+    for lookup, read in zip(lookups, reads, strict=True):
+        if context.witness is not None and read.item is not None:
+            tell_hit(context.witness, lookup, read.outcome, read.item, read.payload, sent_us, served.view)
 
 
 def _serve(

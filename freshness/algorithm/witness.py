@@ -68,9 +68,15 @@ class Witness(Protocol):
 
 
 def tell_hit(
-    witness: Witness, lookup: Lookup, outcome: ReadOutcome, item: Item, payload: bytes | None, sent_us: int
+    witness: Witness,
+    lookup: Lookup,
+    outcome: ReadOutcome,
+    item: Item,
+    payload: bytes | None,
+    sent_us: int,
+    view: int = 0,
 ) -> None:
-    """An entry was served, with this value."""
+    """An entry was served, with this value. ``view``: number of the values of one moment that it belongs to."""
     if not witness.wants(lookup.item):
         return
     stamps = Filled.decode(item.value).stamps
@@ -88,6 +94,7 @@ def tell_hit(
         payload,
         payload is None,
         item.version,
+        view,
     )
     witness.tell(action)
 

@@ -100,7 +100,13 @@ ACTIONS: Final = (
     ),
     Column("is_absent", "bool", False, "The value is that there is no such row."),
     Column("version", "int64", True, "CAS version that was stored, of a hit: that was read, where the node says."),
-    Column("observed", "int64", True, "Of a fill: CAS version of the stub that it replaced; null for a blind store."),
+    Column(
+        "observed",
+        "int64",
+        True,
+        "Of a fill: CAS version of the stub that it replaced; null for a blind store. For a hit it is the client's "
+        "own number of the values of one moment that it belongs to; null if it was read alone.",
+    ),
     Column("begin_us", "int64", False, "Wall clock before the action was sent."),
     Column("end_us", "int64", False, "Wall clock after it was acknowledged."),
     Column("count", "int64", False, "Actions that this row stands for; above 1 only for dropped."),

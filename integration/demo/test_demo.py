@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PROMISED = {"reads", "hit_rate", "stale_reads", "poisoned", "database_reads", "lag_p50_ms", "lag_p99_ms"}
+PROMISED = {
+    "reads",
+    "hit_rate",
+    "stale_reads",
+    "torn_pairs",
+    "poisoned",
+    "database_reads",
+    "lag_p50_ms",
+    "lag_p99_ms",
+}
 
 
 def demonstrate(*options: str) -> dict[str, Any]:
@@ -50,8 +59,9 @@ def test_the_demo_poisons_the_others_and_not_event_tokens(options: tuple[str, ..
         assert strategy["checked"] > 0
         assert strategy["invalidations"] == result["writes"] > 0
     ours = strategies["event_tokens"]
-    assert (ours["poisoned"], ours["stale_reads"]) == (0, 0)
+    assert (ours["poisoned"], ours["stale_reads"], ours["torn_pairs"]) == (0, 0, 0)
     assert ours["hit_rate"] > 0
+    assert ours["pairs"] > 0
     assert ("stripe_absent" in ours["outcomes"]) == ("--node-megabytes" in options)
     interruptions = result["interruptions"]
     assert (interruptions["interrupted"] > 0) == ("--interrupted" in options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,6 +64,8 @@ def test_event_tokens_are_clean(session: SparkSession, result: DemoResult, histo
     assert result.strategies[EVENT_TOKENS].poisoned == 0
     assert result.strategies[EVENT_TOKENS].hits > 0
     assert judge(session, history / EVENT_TOKENS) == CLEAN
+    summary = json.loads((history / EVENT_TOKENS / "report" / "summary.json").read_text())
+    assert summary["counts"]["hits of views"] > 0
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from spark.audit.engine.local import LocalEngine
 from spark.audit.engine.step import Engine
 from spark.audit.input.recording import open_actions, open_changes
 from spark.audit.job import audit
+from spark.audit.model import verdict
 from spark.audit.model.finding import Rules
 from spark.audit.shuffle.state import load_state, save_state
 from spark.audit.shuffle.survey import Scope
@@ -28,7 +29,8 @@ from tests.simulation.planted import AS_OF_US, HOUR, plant
 from tests.simulation.recorded import EPOCH_US, record, write_rows
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SEEDS: Final = range(40)
+SEEDS: Final = *range(40), 50
+"""The last one has a torn view."""
 HOT_ROWS: Final = 60
 """So few that some items of these histories are in several pieces."""
 
@@ -60,6 +62,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def expected(written: Written) -> dict[str, Any]:
     told = audit_folders(LocalEngine(), *written)
     assert len(told["violations"]) > 20
+    assert verdict.TORN_VIEW in {each["kind"] for each in told["summary"]["found"]}
     return told
 
 

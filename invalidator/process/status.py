@@ -321,6 +321,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         "ttl_seconds": entry.ttl_seconds,
         "stamps": [
             {"lineage": s.lineage, "life": s.life.hex(), "epoch": s.epoch, "position": str(s.position)}
+            | {"until": "unknown" if s.until is None else str(s.until)}
             for s in filled.stamps
         ],
     }

@@ -31,6 +31,9 @@ Everything that is not of one item is small, and known before anything is judged
                           |
                           v
                  Finding, PendingChange, Tally
+                    |                |        |     | spans of the hits of views,
+                    |                |        |     | ===== shuffled by view =====
+                    | <-------------------------- judge_views
                     |                |        |
                     v                v        v
          judge_clocks drops        Carry   Summary
@@ -59,9 +62,10 @@ from typing import Final
 import pyarrow
 
 from freshness.errors import FormatError
-from spark.audit.engine.step import Engine, Tables
+from spark.audit.engine.step import Engine, Tables, Told
 from spark.audit.input.evidence import Names, name_violations, read_records
 from spark.audit.input.recording import RecordedFiles
+from spark.audit.judge.findings import merge_findings
 from spark.audit.kernel.judge import judge, judge_segment
 from spark.audit.model import verdict
 from spark.audit.model.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
@@ -70,6 +74,7 @@ from spark.audit.report.summary import Summary, summarize
 from spark.audit.shuffle.segment import OF_ITEM, POISONED, Context, find_context
 from spark.audit.shuffle.state import Carry
 from spark.audit.shuffle.survey import ROWS_PER_PIECE, WHOLE, Scope, survey_history
+from spark.audit.shuffle.views import divide_views, judge_views
 
 FINDINGS_MAX: Final = 1_000_000
 """The most findings that one audit can list."""
@@ -105,9 +110,15 @@ def audit(
     kept = survey.kept
     context = find_context(survey.shuffled, survey.spread, survey.rules, kept.known, ROWS_PER_PIECE)
     step = partial(judge_piece, survey.rules, kept.known, context)
-    replayed = survey.shuffled.reduce("replay", step, context.number())
+    regrouped = survey.shuffled.regroup("replay", step, context.number())
+    replayed = regrouped.told
     tally = sum_tallies(replayed)
     found = context.merge(read_findings(replayed), tally)
+    if tally.counts[verdict.VIEWED]:
+        viewed = regrouped.reduce("views", partial(judge_views, kept.known))
+        tally.add(sum_tallies(viewed).to_row())
+        found += merge_findings(read_findings(viewed))
+    regrouped.close()
     findings, wrong_clocks = judge_clocks(found, tally, kept.names)
     shown = [*(it.evidence for it in findings), *(it.evidence for it in survey.damages)]
     hot = {Reference("hit", client, sequence): hits for hits, _, _, client, sequence in tally.hot}
@@ -129,11 +140,9 @@ def audit(
     return Audit(summary, violations, carry)
 
 
-def judge_piece(
-    rules: Rules, known: Knowledge, context: Context, piece: int, table: pyarrow.Table
-) -> Iterator[tuple[str, pyarrow.Table]]:
-    """A step for each piece: ``findings``, ``pending``, one ``tally``. ``context``: context of items in several
-    pieces."""
+def judge_piece(rules: Rules, known: Knowledge, context: Context, piece: int, table: pyarrow.Table) -> Iterator[Told]:
+    """A step for each piece: ``findings``, ``pending``, one ``tally``, and the spans of views (`VIEW`), by piece.
+    ``context``: context of items in several pieces."""
     tally = Tally()
     rows = context.complete(piece, table)
     is_whole = context.is_whole(piece)
@@ -149,6 +158,7 @@ def judge_piece(
         yield "findings", to_table(map(_cells, found), FINDING)
     if pending:
         yield "pending", to_table(pending, PENDING)
+    yield from divide_views(rows, rules, known, context.spread.pieces, tally)
     if not is_whole:
         for name in (*(() if context.is_first(piece) else OF_ITEM), POISONED):
             del tally.counts[name]

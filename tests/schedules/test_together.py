@@ -18,6 +18,7 @@ from freshness.algorithm.state import Read, ServedState
 from freshness.errors import FormatError, StateChanged
 from tests.schedules.test_defences import go_on, prove, start
 from tests.schedules.world import CUSTOMER, LINEAGE, Invalidator, Reader, ReadRows, Replica, Run, World, lookup
+from tests.unit.freshness.algorithm.test_witness import Seen
 
 OTHER: Final = "other/-"
 NODES: Final[dict[str, Any]] = {"nodes": ("n1", "n2")}
@@ -83,6 +84,25 @@ def test_what_was_just_filled_is_looked_at_again() -> None:
     assert outcomes(run) == HITS
     assert (count_loads(run), served.result) == (0, "more_looks")
     assert shop.world.broken == []
+
+
+def test_a_witness_is_told_which_hits_were_served_together() -> None:
+    """And of no look in vain: as above, the first one finds the same hits."""
+    shop = Shop(World(**NODES))
+    shop.replica.apply(shop.world.commit(lookup(3, node="n1").item))
+    assert shop.world.stores["n1"].evict(FIRST.item)
+    assert shop.reader.read(FIRST) is ReadOutcome.FILLED
+    seen = shop.reader.context.witness = Seen()
+    run = shop.read_together()
+    run.until(lambda _: len(run.steps) == 2)
+    shop.one.apply()
+    shop.two.apply()
+    assert outcomes(run) == HITS
+    assert outcomes(shop.read_together()) == HITS
+    assert outcomes(shop.reader.reading(FIRST)) == [ReadOutcome.HIT]
+    items, views = zip(*((action.item, action.observed) for action in seen.actions), strict=True)
+    assert items == (FIRST.item, SECOND.item, FIRST.item, SECOND.item, FIRST.item)
+    assert views[0] == views[1] != views[2] == views[3] != views[4] == 0
 
 
 def read_acknowledged_on_one_node(world: World) -> list[ReadOutcome]:

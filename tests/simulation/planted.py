@@ -226,6 +226,50 @@ def stale_hit(history: History, random: Random) -> set[Expected] | None:
     return {Expected(history.name, "stale_hit", "F11", hit["item"])}
 
 
+def torn_view(history: History, random: Random) -> set[Expected] | None:
+    """Two entries are read as a view, though one lacks a change, and the other has that change or a later one. Both
+    are right alone: nobody can know so soon that the first one was invalidated."""
+    if any(change["op"] == "raise" for change in history.changes) or history.options.gap_share:
+        return None
+    ended, begun = (
+        {
+            (item, change[name]): (change["lineage"], change["ordinal"])
+            for change in history.changes
+            for item in change["row_items"]
+        }
+        for name in ("before_digest", "after_digest")
+    )
+    entries = [row for row in _of(history, "fill", "hit") if row["outcome"] in ("FILLED", "HIT")]
+    pairs = [
+        (old, young)
+        for old in entries
+        if (end := ended.get((old["item"], old["digest"])))
+        for young in entries
+        if (begin := begun.get((young["item"], young["digest"])))
+        and begin[0] == end[0]
+        and begin[1] >= end[1]
+        and old["item"] != young["item"]
+        and old["end_us"] <= young["end_us"]
+        and not any(_ends(history, row, old, int(young["end_us"])) for row in history.actions)
+    ]
+    if not pairs:
+        return None
+    for row in (pair := random.choice(pairs)):
+        view = {"action": "hit", "outcome": "HIT", "observed": 700_000, "floors": [], "client": pair[1]["client"]}
+        _again(history, row, int(pair[1]["end_us"]), **view)
+    return {Expected(history.name, "torn_view", "I11", pair[0]["item"])}
+
+
+def _ends(history: History, row: Row, entry: Row, at_us: int) -> bool:
+    """Whether an action on its node ends an entry long before ``at_us``, or makes another life of the node."""
+    if row["node"] != entry["node"] or row["begin_us"] > at_us:
+        return False
+    if row["action"] == "publish":
+        return row["begin_us"] > entry["begin_us"] and row["lives"][0] not in entry["lives"]
+    is_its = row["action"] == "invalidation" and row["item"] == entry["item"] and _lacking(history, entry, row)
+    return is_its and row["end_us"] < at_us - SECOND // 3
+
+
 def hit_of_nobodys_value(history: History, random: Random) -> set[Expected] | None:
     hits = _young_hits(history)
     if not hits:
@@ -586,6 +630,7 @@ OF_ITEMS: Final[tuple[Plant, ...]] = (
     wrong_value,
     older_value,
     stale_hit,
+    torn_view,
     hit_of_nobodys_value,
     hit_of_another_value,
     hit_of_a_previous_life,
@@ -606,7 +651,7 @@ OF_ARCHIVES: Final[tuple[Plant, ...]] = (
     dropped_actions,
 )
 PLANTS: Final = OF_ITEMS + OF_ARCHIVES
-RARE: Final = hit_of_a_previous_life, hit_despite_truncate
+RARE: Final = hit_of_a_previous_life, hit_despite_truncate, torn_view
 """Possible in few worlds, the first one in the fewest: they are tried before the others."""
 
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,6 +141,7 @@ class RecordedWorld(World):
     def __init__(self, options: Options, name: str) -> None:
         self.history = History(name, options)
         self._seen: dict[tuple[str, bytes], tuple[int, bytes, float, float]] = {}
+        self._views = count(1)
         super().__init__(options)
         self._by_item = {lookup.item: lookup for lookup in self.lookups()}
 
@@ -189,11 +191,15 @@ class RecordedWorld(World):
         self, name: str, known: Deployment, lookups: list[Lookup], *arguments: Any, **options: Any
     ) -> Generator[Any, Any, list[Read]]:
         reads = yield from super().read(name, known, lookups, *arguments, **options)
+        is_view = options.get("is_together", False) and all(read.outcome is ReadOutcome.HIT for read in reads)
+        view = next(self._views) if is_view else None
         for lookup, read in zip(lookups, reads, strict=bool(reads)):
             if read.outcome is ReadOutcome.MOVED:
                 continue  # recorded as a fill
             if read.is_hit:
                 version, data, began, ended = self._seen[name, lookup.item]
+                if is_view:
+                    began = min(self._seen[name, each.item][2] for each in lookups)
                 entry = Filled.decode(data)
                 self._write(
                     name,
@@ -202,6 +208,7 @@ class RecordedWorld(World):
                     ended,
                     outcome=read.outcome.name,
                     version=version,
+                    observed=view,
                     **self._entry(lookup, entry),
                 )
             elif read.outcome is not ReadOutcome.FILLED:

@@ -102,6 +102,15 @@ class SparkShuffled:
         self.told = _collect(told.where(F.col("name").isNotNull()))
 
     def reduce(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Tables:
+        with self._progress.watch(what, 0):
+            return _collect(self._run(step, numbers))
+
+    def regroup(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> SparkShuffled:
+        with self._progress.watch(what, 0):
+            told = self._run(step, numbers).persist(StorageLevel.DISK_ONLY)
+            return SparkShuffled(told, self._pieces, self._progress)
+
+    def _run(self, step: PieceStep, numbers: Mapping[int, int] | None) -> DataFrame:
         rows, tasks = self._told.where(F.col("piece").isNotNull()), self._pieces
         if numbers is not None:
             # A task without a piece costs tens of milliseconds. Pieces of hot items follow each other
@@ -115,9 +124,7 @@ class SparkShuffled:
             for number, pieces in joined.items():
                 told = F.when(F.col("piece").isin(pieces), number).otherwise(told)
             rows = rows.withColumn("piece", told.cast("int"))
-        rows = rows.repartitionById(max(1, tasks), F.col("piece"))
-        with self._progress.watch(what, 0):
-            return _collect(rows.mapInArrow(_reducer(step), _TOLD))
+        return rows.repartitionById(max(1, tasks), F.col("piece")).mapInArrow(_reducer(step), _TOLD)
 
     def close(self) -> None:
         self._told.unpersist()
@@ -184,7 +191,7 @@ def _reducer(step: PieceStep) -> BatchFunction:
     return run
 
 
-def _write_all(told: Iterable[Told] | Iterable[tuple[str, pyarrow.Table]]) -> Iterator[pyarrow.RecordBatch]:
+def _write_all(told: Iterable[Told]) -> Iterator[pyarrow.RecordBatch]:
     for name, table in told:
         for at in range(0, table.num_rows, BLOB_ROWS_MAX):
             is_piece = isinstance(name, int)

@@ -21,6 +21,7 @@ from spark.audit.engine.step import (
     ScanPart,
     ScanStep,
     Tables,
+    Told,
     collect,
     read_table,
     use_system_memory,
@@ -45,15 +46,7 @@ class LocalEngine:
         shuffled = LocalShuffled(self._progress, self._held_bytes_max)
         parts = [part for scan in scans for part in scan.parts]
         watched = iter(self._watch(what, parts))
-        told: list[tuple[str, pyarrow.Table]] = []
-        for scan in scans:
-            mine = (next(watched) for _ in scan.parts)
-            for name, table in scan.step(mine):
-                if isinstance(name, int):
-                    shuffled.add(name, table)
-                else:
-                    told.append((name, table))
-        shuffled.told = collect(told)
+        shuffled.take(chain.from_iterable(scan.step(next(watched) for _ in scan.parts) for scan in scans))
         return shuffled
 
     def _watch(self, what: str, parts: Sequence[ScanPart]) -> Iterator[ScanPart]:
@@ -87,6 +80,16 @@ class LocalShuffled:
         if self._held_bytes > self._held_bytes_max:
             self._spill()
 
+    def take(self, told: Iterable[Told]) -> None:
+        """Everything that some steps yield."""
+        tables: list[tuple[str, pyarrow.Table]] = []
+        for name, table in told:
+            if isinstance(name, int):
+                self.add(name, table)
+            else:
+                tables.append((name, table))
+        self.told = collect(tables)
+
     def _spill(self) -> None:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="freshness-audit-")
@@ -99,18 +102,23 @@ class LocalShuffled:
         self._held, self._held_bytes = {}, 0
 
     def reduce(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Tables:
+        return self.regroup(what, step, numbers).told
+
+    def regroup(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> LocalShuffled:
         groups: dict[int, list[int]] = {}
         for piece in sorted(self._rows):
             if numbers is None or piece in numbers:
                 groups.setdefault(piece if numbers is None else numbers[piece], []).append(piece)
 
-        def run() -> Iterator[tuple[str, pyarrow.Table]]:
+        def run() -> Iterator[Told]:
             with self._progress.watch(what, sum(self._rows[it] for its in groups.values() for it in its)) as done:
                 for number, pieces in groups.items():
                     yield from step(number, pyarrow.concat_tables(chain(*map(self._read, pieces))))
                     done(sum(self._rows[piece] for piece in pieces))
 
-        return collect(run())
+        regrouped = LocalShuffled(self._progress, self._held_bytes_max)
+        regrouped.take(run())
+        return regrouped
 
     def _read(self, piece: int) -> Iterable[pyarrow.Table]:
         for path in self._files.get(piece, []):

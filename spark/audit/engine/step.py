@@ -25,7 +25,7 @@ class ScanPart(Protocol):
 Told: TypeAlias = tuple[str | int, pyarrow.Table]
 """A table under its name, or some rows under the number of their piece."""
 ScanStep: TypeAlias = Callable[[Iterable[ScanPart]], Iterator[Told]]
-PieceStep: TypeAlias = Callable[[int, pyarrow.Table], Iterator[tuple[str, pyarrow.Table]]]
+PieceStep: TypeAlias = Callable[[int, pyarrow.Table], Iterator[Told]]
 """The number of a piece, and its rows."""
 Tables: TypeAlias = Mapping[str, pyarrow.Table]
 """By name, everything that was yielded under it; a name under which nothing was yielded is missing."""
@@ -45,6 +45,9 @@ class Shuffled(Protocol):
     def reduce(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Tables:
         """Run a step for each piece that has rows. It may be called several times. ``numbers``: the pieces that are
         read, and as which one each; several may be one. By default each is itself."""
+
+    def regroup(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Shuffled:
+        """As `reduce`, with a step that gives rows for pieces of another shuffle."""
 
     def close(self) -> None: ...
 

@@ -104,10 +104,10 @@ class Spread:
                 mine &= h2 == item.h2
                 number[mine] = self.pieces
                 yield from _divide_hot(item, table.filter(pyarrow.array(mine)))
-        yield from _slice(table, number, self.pieces)
+        yield from divide_rows(table, number, self.pieces)
 
 
-def _slice(table: pyarrow.Table, number: Integers, pieces: int) -> Iterator[Told]:
+def divide_rows(table: pyarrow.Table, number: Integers, pieces: int) -> Iterator[Told]:
     """The rows of each piece; rows with the number ``pieces`` are in none."""
     order = numpy.argsort(number.astype(numpy.min_scalar_type(pieces)), kind="stable")
     starts = to_starts(numpy.bincount(number, minlength=pieces)[:pieces])
@@ -166,7 +166,7 @@ def _divide_hot(item: HotItem, table: pyarrow.Table) -> Iterator[Told]:
     is_context = ~is_first[at] | (~is_hit[at] & (copy > 0))
     piece = item.base + to_starts(numpy.array(item.copies))[segment[at]] + copy
     rows = table.take(pyarrow.array(row[at]))
-    yield from _slice(mark(rows, is_context), piece, item.pieces.stop)
+    yield from divide_rows(mark(rows, is_context), piece, item.pieces.stop)
 
 
 def mark(table: pyarrow.Table, is_context: numpy.ndarray) -> pyarrow.Table:

@@ -163,6 +163,11 @@ class Piece:
     def _place(self, actions: Actions) -> Placed:
         return place(actions, self.changes, self._acks, self._known, self._rules)
 
+    def find_row_numbers(self, changes: Integers) -> Integers:
+        """The number of each change's first row in its transaction."""
+        numbers: Integers = self._columns["row"][self.changes.rows[self.changes.row_starts[changes]]]
+        return numbers
+
     def find_odd(self) -> Integers:
         """Items that must be replayed whole."""
         pairs = ((self.fills, self.placed_fills), (self.told_hits, self.placed_hits))

@@ -39,6 +39,18 @@ REPLAY: Final = pyarrow.schema(
 )
 """A row of the audit's shuffle: `spark.audit.model.row.ReplayRow`."""
 
+VIEW: Final = pyarrow.schema(
+    [
+        *_longs("client", "view", "lineage", "since", "begin", "end"),
+        ("row", pyarrow.int32()),
+        *_longs("h1"),
+        ("h2", pyarrow.int32()),
+        *_longs("node", "version", "who", "sequence", "begin_us", "end_us"),
+    ]
+)
+"""A hit of a view: its row was so from the ordinal ``begin`` until before ``end``, which is that of the change
+``row``. ``since``: the position of the entry."""
+
 REFERENCE: Final = [pyarrow.field("role", _TEXT), *_longs("source", "sequence", "row")]
 """Which record of the history shows a finding: `spark.audit.model.finding.Reference`."""
 

@@ -22,6 +22,7 @@ DIGEST_MISMATCH: Final = "digest_mismatch"
 STALE_HIT: Final = "stale_hit"
 DEAD_LIFE_HIT: Final = "dead_life_hit"
 THIN_AIR_HIT: Final = "thin_air_hit"
+TORN_VIEW: Final = "torn_view"
 MISSED_INVALIDATION: Final = "missed_invalidation"
 ARCHIVE_GAP: Final = "archive_gap"
 GTID_GAP: Final = "gtid_gap"
@@ -68,6 +69,7 @@ KINDS: Final = (
     ),
     _poison(DEAD_LIFE_HIT, ("F7",), "a value of a previous life of the node was served"),
     _poison(THIN_AIR_HIT, ("F45",), "a value was served that nobody stored, or another than was stored"),
+    _poison(TORN_VIEW, ("I11",), "values that were read together are those of no one moment"),
     _poison(
         MISSED_INVALIDATION,
         ("F14",),
@@ -103,10 +105,15 @@ FAILURE_TITLES: Final = {
     "F36": "Clocks of two machines are compared",
     "F45": "Two keys share a place, or a key is too long",
     "F46": "A driver hands out the answer to another query",
+    "I11": "Values that were read together are those of one moment of each shard if all come from entries; else "
+    "those of one snapshot of one server",
     "I8": "Nothing in the stream is skipped silently",
 }
-"""The failure modes and the invariant that `KINDS` name, as docs/failure-modes.md and docs/algorithm.md call them: a
+"""The failure modes and invariants that `KINDS` name, as docs/failure-modes.md and docs/algorithm.md call them: a
 report has no links, and an installed job no docs."""
+
+VIEWED: Final = "hits of views"
+"""The count of hits that are compared with others of their views."""
 
 # Why something could not be decided.
 NO_POSITION: Final = "position unreadable or of a source that the archive does not have"
@@ -116,6 +123,7 @@ NOT_FILLED_LOST: Final = "no fill of this value, but actions of its lineage were
 NOT_INVALIDATED_LOST: Final = "no invalidation of a change, but actions of its lineage were lost"
 NO_PUBLISH: Final = "no invalidation of a change, and no progress of its node recorded"
 ROW_UNKNOWN: Final = "the value is no row that the archive has, but the archive lacks transactions there"
+VIEW_UNKNOWN: Final = "values that were read together are of no one moment, but the archive lacks transactions there"
 WRONG_CLOCK: Final = "times of a client whose clock is wrong"
 NO_HISTORY: Final = "nothing of the history could be judged"
 

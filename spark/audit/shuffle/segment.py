@@ -256,7 +256,10 @@ def _ask(rows: Piece, base: int) -> Iterator[tuple[int, bool, int, int, int]]:
         (hits, rows.placed_hits, ~is_same),
     ):
         values = States.of_values(actions["flags"], actions["digest"])
-        asked = chosen & values.is_known & (actions.first_unknown == 0) & _may_differ(actions, placed, rows)
+        # The span of a hit of a view may be in another segment than its position
+        is_viewed = (actions["kind"] == HIT) & (actions["observed"] != NO_NUMBER)
+        asked = (chosen & _may_differ(actions, placed, rows)) | is_viewed
+        asked &= values.is_known & (actions.first_unknown == 0)
         pairs = numpy.unique(numpy.stack((values.is_absent[asked], values.digest[asked])), axis=1)
         for is_absent, digest in pairs.T.tolist():
             yield base, True, int(is_absent), digest, 0

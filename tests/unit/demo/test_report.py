@@ -40,7 +40,7 @@ def profile(version: int, *orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(versions: Mapping[Row, int], committed_at: float = 1.0) -> Write:
-    return Write(7, versions, (CUSTOMER_7, PROFILE_7), committed_at)
+    return Write(versions, (CUSTOMER_7, PROFILE_7), committed_at)
 
 
 def read(meter: Meter, key: ObjectKey, value: Any, *, is_hit: bool = True) -> None:
@@ -213,6 +213,25 @@ def test_an_absent_row_in_the_cache_is_compared_as_well() -> None:
     assert compare(CUSTOMER_7, None, None) is None
 
 
+def test_a_pair_is_torn_if_one_of_it_lacks_a_transfer() -> None:
+    meter = Meter("any")
+    for counts in ((3, 3), (3, 4), (5, 4), (0, 0)):
+        keys = ("customer", 7), ("customer", 8)
+        rows = ({**customer(1), "transfers": count} for count in counts)
+        meter.count_pair([Answer(key, row, True, "hit") for key, row in zip(keys, rows, strict=True)])
+    assert (meter.pairs, meter.torn_pairs) == (4, 2)
+
+
+def test_a_transfer_is_expected_of_both_customers() -> None:
+    meter = Meter("any")
+    objects: list[ObjectKey] = [("customer", 7), ("profile", 8)]
+    meter.acknowledge(Write({ROW_7: 3, ("customers", 8): 5, ("orders", 801): 2}, tuple(objects), 1.0), 1.0)
+    assert meter.expect(Request(tuple(objects))) == {
+        ("customer", 7): {ROW_7: 3},
+        ("profile", 8): {("customers", 8): 5, ("orders", 801): 2},
+    }
+
+
 # -- the result ----------------------------------------------------------------------------------------
 
 
@@ -223,6 +242,7 @@ def result_with(
     interruptions: Interruptions | None = None,
     has_replica: bool = True,
     ours_old: int = 0,
+    ours_torn: int = 0,
     ours_outcomes: tuple[str, ...] = ("hit", "filled", "stripe"),
     primary_refusals: int = 0,
 ) -> DemoResult:
@@ -233,7 +253,8 @@ def result_with(
         is_ours = name == EVENT_TOKENS
         outcomes = dict.fromkeys(ours_outcomes if is_ours else ("hit", "filled"), 50)
         old = ours_old if is_ours else 3
-        return StrategyResult(name, 100, 60, len(stale), old, 50, 1.0, 9.0, outcomes, stale, verdict)
+        torn = ours_torn if is_ours else 4
+        return StrategyResult(name, 100, 60, len(stale), old, 9, torn, 50, 1.0, 9.0, outcomes, stale, verdict)
 
     stale = (StaleHit(CUSTOMER_7, ROW_7, 1, 2),)
     return DemoResult(
@@ -265,13 +286,16 @@ def test_the_json_has_the_promised_names() -> None:
         )
     ours = answer["strategies"][EVENT_TOKENS]
     assert (ours["hit_rate"], ours["database_reads"], ours["poisoned"]) == (0.6, 40, 0)
-    assert answer["strategies"][DELETE_AFTER_WRITE]["poisoned"] == 2
+    others = answer["strategies"][DELETE_AFTER_WRITE]
+    assert (others["poisoned"], others["pairs"], others["torn_pairs"]) == (2, 9, 4)
 
 
 def test_the_exit_code_is_0_only_if_event_tokens_kept_their_promise() -> None:
     assert result_with().exit_code == 0
     assert result_with(ours_poisoned=(Poisoned(CUSTOMER_7, ROW_7, 1, 2),)).exit_code == 5
     assert result_with(ours_stale=(StaleHit(CUSTOMER_7, ROW_7, 1, 2),)).exit_code == 5
+    torn = result_with(ours_torn=1)
+    assert (torn.exit_code, accuse(torn)) == (5, ["torn: 1 of 9 pairs show half of a transfer"])
     assert result_with(interruptions=Interruptions(9, 4, 0)).exit_code == 0
     wrong = result_with(interruptions=Interruptions(9, 4, 1))
     assert wrong.exit_code == 5

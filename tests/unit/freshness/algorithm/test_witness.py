@@ -99,6 +99,12 @@ def test_a_hit(value: bytes | None) -> None:
     assert (action.version, action.observed) == (41, 0)
 
 
+def test_a_hit_of_a_view() -> None:
+    seen = Seen()
+    tell_hit(seen, LOOKUP, ReadOutcome.HIT, Item(entry(b"row"), 41, 9), b"row", 10, 7)
+    assert [(action.version, action.observed) for action in seen.actions] == [(41, 7)]
+
+
 def test_a_refusal() -> None:
     seen = Seen()
     tell_refusal(seen, LOOKUP, ReadOutcome.STRIPE, Loaded("row", {LINEAGE: TOKEN}))

@@ -9,11 +9,25 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm.envelope import NodeRecord, PendingStripe, Stripe, record_key, resume_key, stripe_key
+from freshness.algorithm.envelope import (
+    Filled,
+    NodeRecord,
+    PendingStripe,
+    Stamp,
+    Stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+)
 from freshness.algorithm.request import Add
+from freshness.algorithm.rule import ObjectPolicy
 from freshness.config.config import Config, load_config
+from freshness.config.object import ObjectConfig
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.nodepolicy import placements_of
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet
 from invalidator.process import status
 
@@ -68,6 +82,23 @@ def test_stripes_of_this_life_are_there_and_all_else_is_not(config: Config, stor
     for number, value in enumerate(others, 4):
         add(store, stripe_key("shop", "shop/-", number), value)
     assert (look(config)["stripes"], look(config)["stripes_there_percent"]) == (8, 50)
+
+
+@pytest.mark.parametrize(("until", "shown"), [(None, "unknown"), (POSITION, str(POSITION))])
+def test_the_bound_of_an_entry_is_shown(
+    config: Config, store: MemoryStore, until: MysqlGtidSet | None, shown: str
+) -> None:
+    add_record(store, 8)
+    policy = ObjectPolicy("profile", 5, ("customers",), ("shop/-",), 60)
+    filled = Filled((Stamp("shop/-", LIFE, 1, MysqlGtidSet(), until),), b"1", None)
+    add(store, b"shop:profile:1", filled.encode())
+    settings = ObjectConfig(name="profile", keyspace="shop", key=("id",))
+    definition = ObjectDefinition(
+        settings, policy, KeyBuilder("shop", "profile", (KeyColumn("id", ColumnKind.INTEGER),)), {}
+    )
+    located = status.LocatedKey(definition, policy, (1,), NODE, b"shop:profile:1", b"1", 1, "")
+    (stamp,) = status.inspect(config, located)["stamps"]
+    assert (stamp["position"], stamp["until"]) == ("", shown)
 
 
 @pytest.mark.parametrize("stripes", [1, status.SAMPLE_MAX, status.SAMPLE_MAX + 1, 65_536])

@@ -362,6 +362,11 @@ EXAMPLES: Final = [
         ["committed", "0: update customers", "acknowledged", "0 to +12 s, never"],
     ),
     (
+        example_of(verdict.TORN_VIEW, "I11", CHANGE, HIT, HIT),
+        "c:1: values that were read together are those of no one moment.",
+        ["committed", "0: update customers", "served", "+10 s to +15 s, 3 ×"],
+    ),
+    (
         example_of(verdict.ARCHIVE_GAP, "F15", item=None, object="shop/-"),
         "shop/-: ordinals are missing in the archive of a lineage.",
         [],

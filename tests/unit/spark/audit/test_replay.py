@@ -444,7 +444,7 @@ def test_tallies_add_up() -> None:
 def test_every_verdict_names_failure_modes_by_their_titles() -> None:
     catalogue = tomllib.loads((DOCS / "failure_modes.toml").read_text())
     titles = {number: entry["title"] for number, entry in catalogue.items()}
-    invariants = re.findall(r"^\| (I\d) \| ([^|]+?)\.? \|", (DOCS / "algorithm.md").read_text(), re.M)
+    invariants = re.findall(r"^\| (I\d+) \| ([^|]+?)\.? \|", (DOCS / "algorithm.md").read_text(), re.M)
     titles |= dict(reversed(invariants))
     named = {failure for kind in verdict.KINDS for failure in kind.failures}
     assert {number: titles[number] for number in named} == verdict.FAILURE_TITLES
