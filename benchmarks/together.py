@@ -1,5 +1,5 @@
-"""Pairs of rows on two nodes that one transaction changes, read with and without ``together``: the share that is torn,
-and the share of reads that one round answers.
+"""Pairs of rows on two nodes that one transaction changes, read with and without ``together``: the share that is
+torn, and the share of reads that one round answers.
 
 Both are counts of one run: readers of either kind beside one writer.
 """
