@@ -47,7 +47,7 @@ class Walk:
         return terms in self.facts[name]
 
     def of(self, name: str, *first: Any) -> list[tuple[Any, ...]]:
-        """The rest of all tuples that begin so."""
+        """The rest of all tuples that begin so. ``nonce`` of an item: those of its pending stripes."""
         if name == "nonce":
             return sorted((each[0],) for (each,) in self.facts["pending"] if each[1] == first[0])
         return sorted(terms[len(first) :] for terms in self.facts[name] if terms[: len(first)] == first)
