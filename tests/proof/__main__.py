@@ -1,7 +1,7 @@
 """``make proof``, ``python -m tests.proof``: every obligation with its time.
 
 ``NAME``: also the run that a weakened action of that name makes possible. ``--worlds``: also all worlds of the
-explorer that fit the model, which takes ten minutes and more. Exit code 0: all is proved, and each weakened action is
+explorer that fit the model, which takes ten minutes. Exit code 0: all is proved, and each weakened action is
 refuted; else 1.
 """
 

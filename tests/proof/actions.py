@@ -71,18 +71,25 @@ def stream(now: State, member: Member, event: Event) -> Next:
 
 
 @action
-def begin_life(now: State, member: Member, head: Events) -> Next:
-    """Admit the node, whatever there is. Any set of logged events will do for its floor."""
+def begin_life(now: State, member: Member) -> Next:
+    """Admit the node, whatever there is."""
+    life = life_of(member)
+    after = replace(closed_by(now, member), begun=plus(now.begun, life), latest=exactly(life), progress=none)
+    return Step(~now.begun(life), after)
+
+
+@action
+def set_floor(now: State, member: Member, head: Events) -> Next:
+    """When the record is there. Any set of logged events will do."""
     life = life_of(member)
     after = replace(
-        closed_by(now, member),
-        begun=plus(now.begun, life),
-        latest=exactly(life),
+        now,
+        born=plus(now.born, life),
         floor=setting(now.floor, head, life),
         progress=head,
         acknowledged=setting(now.acknowledged, head, life),
     )
-    return Step(~now.begun(life) & within(head, now.logged, Event), after)
+    return Step(now.joined(member) & ~now.born(life) & within(head, now.logged, Event), after)
 
 
 @action
@@ -93,7 +100,7 @@ def revive(now: State, member: Member, copied: Events) -> Next:
     has_floor = forall(Event, lambda event: implies(now.floor(life, event), copied(event)))
     is_copy = forall(Event, lambda event: implies(copied(event), now.acknowledged(life, event)))
     after = replace(closed_by(now, member), progress=copied)
-    return Step(is_absent & now.latest(life) & has_floor & is_copy, after)
+    return Step(is_absent & now.latest(life) & now.born(life) & has_floor & is_copy, after)
 
 
 def closed_by(now: State, member: Member) -> State:
@@ -138,7 +145,8 @@ def open_record(now: State, member: Member) -> Next:
     """The own heartbeat has come back, and what was logged before it is published; or the record was found open."""
     is_published = forall(Event, lambda event: implies(now.beat(member, event), now.progress(event)))
     may_vouch = now.joined_open(member) | (now.beaten(member) & is_published)
-    return Step(now.joined(member) & may_vouch, replace(now, is_open=exactly(life_of(member))))
+    life = life_of(member)
+    return Step(now.joined(member) & now.born(life) & may_vouch, replace(now, is_open=exactly(life)))
 
 
 @action
@@ -155,7 +163,7 @@ def publish(now: State, member: Member, batch: Events) -> Next:
         return forall(Key, lambda key: implies(changes(event, key), now.settled(life, key, event)))
 
     guard = forall(Event, lambda event: implies(batch(event), now.streamed(member, event) & is_sent(event)))
-    return Step(now.joined(member) & guard, published(now, life, batch))
+    return Step(now.joined(member) & now.born(life) & guard, published(now, life, batch))
 
 
 def published(now: State, life: Life, batch: Events) -> State:
@@ -285,20 +293,20 @@ def await_heartbeat(now: State, attempt: PutBack) -> Next:
 
 
 @action
-def complete(now: State, attempt: PutBack, member: Member) -> Next:
+def complete(now: State, attempt: PutBack, member: Member, batch: Events) -> Next:
     """Step 3, by CAS: the heartbeat has come back, and the nonce still stands there.
 
-    The stream is in the order of the log, so all that was logged before the heartbeat has come before it.
+    The stream is in the order of the log, so all that was logged before the heartbeat has come before it. ``batch``:
+    what was streamed when the stream was asked; it may have gone on since.
     """
     key, life = place_of(attempt), aim_of(attempt)
-    is_back = forall(Event, lambda event: implies(now.early(attempt, event), now.streamed(member, event)))
+    is_back = forall(Event, lambda event: implies(now.early(attempt, event), batch(event)))
+    is_streamed = within(batch, lambda event: now.streamed(member, event), Event)
     after = replace(
         without_stripe(now, key),
         whole=only(now.whole, key, life),
         held=setting(
-            now.held,
-            lambda event: (now.streamed(member, event) | now.appended(attempt, event)) & ~now.floor(life, event),
-            key,
+            now.held, lambda event: (batch(event) | now.appended(attempt, event)) & ~now.floor(life, event), key
         ),
     )
-    return Step(now.pending(attempt) & now.awaited(attempt) & is_back, after)
+    return Step(now.pending(attempt) & now.awaited(attempt) & is_streamed & is_back, after)

@@ -137,6 +137,17 @@ def nothing_is_of_a_life_to_come(now: State, key: Key, life: Life, event: Event)
 
 
 @clause
+def nothing_is_of_a_life_without_floor(
+    now: State, key: Key, read: Read, life: Life, member: Member, event: Event
+) -> Formula:
+    """Its record is closed until then, and nobody may open it."""
+    of_record = now.is_open(life) | now.acknowledged(life, event) | now.floor(life, event)
+    trusted = now.joined(member) & now.joined_open(member) & equal(life_of(member), life)
+    traces = now.filled(key, life) | now.informed(read, life) | trusted
+    return implies(of_record | traces, now.born(life)) & implies(now.born(life), now.begun(life))
+
+
+@clause
 def no_attempt_is_of_a_life_to_come(now: State, attempt: PutBack) -> Formula:
     return implies(now.placed(attempt), now.begun(aim_of(attempt)))
 

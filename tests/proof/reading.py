@@ -170,7 +170,8 @@ def take_image(now: State, read: Read, member: Member, batch: Events) -> Next:
 
 @action
 def fill(now: State, read: Read, life: Life) -> Next:
-    """Step 5, by CAS on the item of step 1. It settles what was struck and is in the new entry."""
+    """Step 5, by CAS on the item of step 1. It may arrive when the read has been answered. It settles what was struck
+    and is in the new entry."""
     key = key_of(read)
 
     def is_settled(each: Life, k: Key, event: Event) -> Formula:
@@ -186,7 +187,7 @@ def fill(now: State, read: Read, life: Life) -> Next:
         settled=is_settled,
     )
     allows = now.informed(read, life) & now.stripe(read, life) & shows_required(now, read)
-    return Step(now.observed(read) & allows & has_row(now, read), after)
+    return Step(now.observed(read) & allows & now.loaded(read), after)
 
 
 @action

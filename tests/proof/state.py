@@ -76,6 +76,8 @@ class State:
     record: Callable[[Life], Formula]
     """The node record is there and names this life."""
     is_open: Callable[[Life], Formula]
+    born: Callable[[Life], Formula]
+    """The life has its floor, which comes after its record."""
     floor: Callable[[Life, Event], Formula]
     progress: Callable[[Event], Formula]
     acknowledged: Callable[[Life, Event], Formula]

@@ -28,6 +28,7 @@ from tests.proof.actions import (
     remove_stripe,
     replicate,
     revive,
+    set_floor,
     shorten,
     stream,
     strike,
@@ -87,7 +88,7 @@ Schedule = tuple[Callable[..., Next], ...]
 
 SIZES: Final = {Event: 2, Key: 1, Server: 2, Life: 2, Member: 2, PutBack: 2, Read: 3}
 
-OPEN: Final[Schedule] = (begin_life, beat, open_record)
+OPEN: Final[Schedule] = (begin_life, set_floor, beat, open_record)
 PUT_BACK: Final[Schedule] = (mark, await_heartbeat, complete)
 SERVING: Final[Schedule] = (*OPEN, *PUT_BACK)
 CHANGE: Final[Schedule] = (commit, stream)
@@ -143,20 +144,20 @@ def together(original: Callable[..., Next]) -> Callable[[SomeAction], SomeAction
 
 @weakens(fill, "fill without compare", (*SERVING, *INVALIDATED, *MISS, fill, *HIT), i1)
 def fill_without_compare(now: State, read: Read, life: Life) -> Next:
-    guard = now.observed(read) & now.informed(read, life) & now.stripe(read, life) & has_row(now, read)
+    guard = now.observed(read) & now.informed(read, life) & now.stripe(read, life) & now.loaded(read)
     return Step(guard, fill(now, read, life).after)
 
 
 @weakens(fill, "an absent stripe allows", (*OPEN, *CHANGE, append, delete, *MISS, fill, publish, *HIT), i1)
 def fill_without_stripe(now: State, read: Read, life: Life) -> Next:
     """With the record's progress in its place, as for an answer."""
-    guard = now.observed(read) & now.informed(read, life) & shows_required(now, read) & has_row(now, read)
+    guard = now.observed(read) & now.informed(read, life) & shows_required(now, read) & now.loaded(read)
     return Step(guard, fill(now, read, life).after)
 
 
 @weakens(fill, "blind set", (*SERVING, *MISS, *INVALIDATED, fill, *HIT), i1)
 def fill_by_set(now: State, read: Read, life: Life) -> Next:
-    guard = now.informed(read, life) & now.stripe(read, life) & shows_required(now, read) & has_row(now, read)
+    guard = now.informed(read, life) & now.stripe(read, life) & shows_required(now, read) & now.loaded(read)
     return Step(guard, fill(now, read, life).after)
 
 
@@ -368,40 +369,45 @@ def await_older_heartbeat(now: State, attempt: PutBack) -> Next:
 
 
 @weakens(complete, "a replica that reorders is followed", (*OPEN, *INVALIDATED, *PUT_BACK), i2)
-def complete_without_order(now: State, attempt: PutBack, member: Member) -> Next:
-    return Step(now.pending(attempt) & now.awaited(attempt), complete(now, attempt, member).after)
+def complete_without_order(now: State, attempt: PutBack, member: Member, batch: Events) -> Next:
+    is_streamed = within(batch, lambda event: now.streamed(member, event), Event)
+    return Step(
+        now.pending(attempt) & now.awaited(attempt) & is_streamed, complete(now, attempt, member, batch).after
+    )
 
 
 @weakens(complete, "nonce ignored", (*OPEN, mark, await_heartbeat, evict_stripe, *INVALIDATED, mark, complete), i2)
-def complete_without_nonce(now: State, attempt: PutBack, member: Member, other: PutBack) -> Next:
+def complete_without_nonce(now: State, attempt: PutBack, member: Member, batch: Events, other: PutBack) -> Next:
     is_other = now.pending(other) & equal(place_of(other), place_of(attempt))
     as_own = replace(now, pending=plus(now.pending, attempt))
-    return Step(is_other & complete(as_own, attempt, member).guard, complete(now, attempt, member).after)
+    return Step(
+        is_other & complete(as_own, attempt, member, batch).guard, complete(now, attempt, member, batch).after
+    )
 
 
 @weakens(complete, "put back by set", (*OPEN, mark, await_heartbeat, evict_stripe, *INVALIDATED, complete), i2)
-def complete_by_set(now: State, attempt: PutBack, member: Member) -> Next:
+def complete_by_set(now: State, attempt: PutBack, member: Member, batch: Events) -> Next:
     as_own = replace(now, pending=plus(now.pending, attempt))
-    return Step(complete(as_own, attempt, member).guard, complete(now, attempt, member).after)
+    return Step(complete(as_own, attempt, member, batch).guard, complete(now, attempt, member, batch).after)
 
 
 @weakens(complete, "put back with the floor alone", (*OPEN, *INVALIDATED, *PUT_BACK), i2)
-def complete_with_the_floor(now: State, attempt: PutBack, member: Member) -> Next:
-    step = complete(now, attempt, member)
+def complete_with_the_floor(now: State, attempt: PutBack, member: Member, batch: Events) -> Next:
+    step = complete(now, attempt, member, batch)
     held = setting(now.held, lambda event: now.appended(attempt, event), place_of(attempt))
     return Step(step.guard, replace(step.after, held=held))
 
 
 @weakens(complete, "what was appended is dropped", (*OPEN, mark, await_heartbeat, *INVALIDATED, complete), i2)
-def complete_with_the_stream(now: State, attempt: PutBack, member: Member) -> Next:
-    step = complete(now, attempt, member)
-    held = setting(now.held, lambda event: now.streamed(member, event), place_of(attempt))
+def complete_with_the_stream(now: State, attempt: PutBack, member: Member, batch: Events) -> Next:
+    step = complete(now, attempt, member, batch)
+    held = setting(now.held, batch, place_of(attempt))
     return Step(step.guard, replace(step.after, held=held))
 
 
 @weakens(complete, "put back by add", (*OPEN, *INVALIDATED, complete), i2)
-def complete_at_once(now: State, attempt: PutBack, member: Member) -> Next:
-    return Step(~now.whole(place_of(attempt), aim_of(attempt)), complete(now, attempt, member).after)
+def complete_at_once(now: State, attempt: PutBack, member: Member, batch: Events) -> Next:
+    return Step(~now.whole(place_of(attempt), aim_of(attempt)), complete(now, attempt, member, batch).after)
 
 
 # -- the record ----------------------------------------------------------------------------------------
@@ -436,12 +442,7 @@ def revive_with_an_old_heartbeat(now: State, member: Member, copied: Events) -> 
     return Step(step.guard, replace(step.after, beaten=now.beaten))
 
 
-@weakens(
-    lapse,
-    "tenure ignored",
-    (begin_life, beat, open_record, beat, *INVALIDATED, lapse, revive, open_record, *MISS, answer),
-    i10,
-)
+@weakens(lapse, "tenure ignored", (*OPEN, beat, *INVALIDATED, lapse, revive, open_record, *MISS, answer), i10)
 def lapse_unnoticed(now: State, life: Life) -> Next:
     step = lapse(now, life)
     return Step(step.guard, replace(step.after, joined=now.joined))

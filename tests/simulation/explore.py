@@ -456,7 +456,7 @@ class State(NamedTuple):
     """``behind``: by how much the node's clock is late. ``begun``: heartbeats on their way, by when they were begun.
     ``shown``: how much of the log the primary shows. ``attempted``: the changes that each actor appended to each
     stripe, even an absent one, since it last published. ``removed``: (item, number) of the log, removed later.
-    ``saved``: number of the memory that may come back, or -1."""
+    ``saved``: number of the memory that may come back, or -1. ``model``: see ``tests.proof.tie``."""
 
     now: float
     behind: float
@@ -475,6 +475,7 @@ class State(NamedTuple):
     attempted: frozenset[tuple[int, bytes, int]]
     removed: frozenset[tuple[bytes, int]]
     saved: int = -1
+    model: int = 0
 
     def has(self, fault: str) -> bool:
         return any(name == fault for name, _ in self.left)
@@ -532,6 +533,10 @@ class _Histories:
 
     def step(self, history: int) -> Any:
         return self._steps[history]
+
+    def entry(self, history: int) -> tuple[int, float, Any]:
+        """The history before, when the last answer came, and that."""
+        return self._entries[history]
 
     def answered_at(self, history: int) -> float:
         return self._entries[history][1]
@@ -1335,7 +1340,7 @@ class Explorer:
     def _find_delivered(self, histories: _Histories, history: int) -> set[int]:
         delivered: set[int] = set()
         while history >= 0:
-            parent, _, answer = histories._entries[history]
+            parent, _, answer = histories.entry(history)
             step = histories.step(parent) if parent >= 0 else None
             if isinstance(step, Poll):
                 delivered |= {self._number(each.position) for each in answer}
