@@ -19,6 +19,7 @@ from freshness.errors import FormatError
 from freshness.position import Position
 from tests.proof import actions, reading
 from tests.proof.concrete import SORTS, Action, Facts, Impossible, Model
+from tests.proof.language import name_of
 from tests.simulation.explore import Explorer, Label, LastChange, SmallWorld, State, decode_entry, single
 from tests.simulation.history import STRIPE_HEAD
 
@@ -57,6 +58,8 @@ class Walk:
 
     def do_with_one(self, action: Action, *choices: tuple[Any, ...]) -> None:
         """With the first choice for which it is possible."""
+        if not choices:
+            raise Impossible(name_of(action))
         for chosen in choices[:-1]:
             with suppress(Impossible):
                 return self.do(action, *chosen)
@@ -300,10 +303,12 @@ class Tied(Explorer):
                 walk.do(actions.evict_entry, item)
                 walk.do(reading.leave_stub, self._read_of(place))
                 return
-            life = decode_entry(request.value)[0]
-            reads = [read for (read,) in walk.of("loaded") if read[1] == item]
-            if place is not None:
-                reads = [self._read_of(place)] if kind == 2 else [read for read in reads if read[0] == place]
+            life, version = decode_entry(request.value)
+            loaded = [read for (read,) in walk.of("loaded") if read[1] == item]
+            if place is None:  # the row says whose it is
+                reads = [read for read in loaded if self._shows(walk, read, version)][:1]
+            else:
+                reads = [read for read in loaded if (read[0], read[3]) == (place, "")]
             walk.do_with_one(reading.fill, *((read, life) for read in reads))
 
     def _refills_of(self, walk: Walk, place: int | None) -> Sequence[Any]:
@@ -349,12 +354,17 @@ class Tied(Explorer):
         else:
             walk.do(reading.answer_bounded, one)
         version = int(read.payload.split(b",")[0]) if read.is_hit else read.value
-        changed = [event for event, key in walk.of("changes") if key == one[1]]
-        if [event for event in changed if walk.has("value", one, event)] != [e for e in changed if e <= version]:
+        if not self._shows(walk, one, version):
             raise Impossible(f"the answer {version}")
         late = any(request.key == one[1] for _, request in after.late)
         self._forget(walk, one, self._read_of(place, "late") if late else None)
         self._forget(walk, self._read_of(place, "later"), one)
+
+    @staticmethod
+    def _shows(walk: Walk, read: Any, version: int) -> bool:
+        """Whether the read has this row."""
+        changed = [event for event, key in walk.of("changes") if key == read[1]]
+        return all(walk.has("value", read, event) == (event <= version) for event in changed)
 
     @staticmethod
     def _forget(walk: Walk, read: Any, instead: Any) -> None:
