@@ -66,7 +66,7 @@ BUSY_SECONDS: Final = 0.02
 BUSY_SECONDS_MAX: Final = 2.0
 
 FIRST_AT_ONCE_MAX: Final = 8192
-"""How many stripes of a first round are put back together. Those that readers miss are among the next."""
+"""How many stripes of a first round are put back together. The stripes that readers miss are among the next."""
 
 REST_SECONDS: Final = 2.0
 """How long a node that does not answer is left alone, at most: first as long as between two looks, then twice as long

@@ -895,7 +895,7 @@ class Invalidator:
         return self.run(apply_batch(self.member, batch or self.batch()))
 
     def raising(self) -> Run[None]:
-        """A batch that raises tables, paused where the record has the raise and is about to be published."""
+        """A batch that raises tables, paused when the record has the raise and is about to be published."""
         run = self.applying().until(is_record_write)
         run.advance()
         return run.until(is_record_write)

@@ -473,7 +473,7 @@ def test_table_floors_survive_a_revival() -> None:
 
 
 def test_a_revived_node_opens_when_its_progress_names_all_from_before_its_lapse() -> None:
-    """I10: where a stripe is absent, a row must show the progress. A raise holds that back."""
+    """I10: if a stripe is absent, a row must show the progress. A raise holds that back."""
     world = World()
     start(world)
     world.sleep(60)

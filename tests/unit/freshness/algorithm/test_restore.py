@@ -924,7 +924,7 @@ def test_what_waits_for_a_heartbeat_is_looked_at_again_soon_for_a_while(scene: S
 
 
 def test_a_first_round_goes_on_soon_and_begins_with_what_readers_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All stripes of a new life take a second to put back. Those that readers want do not wait for the others."""
+    """All stripes of a new life take a second to put back. Stripes that readers want do not wait for the others."""
     monkeypatch.setattr(restore, "FIRST_AT_ONCE_MAX", 3)
     scene = Scene()
     scene.look()
