@@ -36,6 +36,8 @@ LINEAGE: Final = "shop/-"
 MODES: Final = ("threads", "tasks", "sessions")
 WATCH_SECONDS: Final = 0.01
 CLERK_SECONDS: Final = 0.05
+EMPTY_SECONDS: Final = 2
+"""For which no note is written after a TRUNCATE: else an old one would soon be gone anyway."""
 DELAY_SECONDS: Final = 1
 """By which the replicas are late."""
 
@@ -175,6 +177,7 @@ class Scene:
     def truncate_notes(self) -> None:
         with self.writing:
             self._writer.commit({f"note {note}": None for note in range(NOTES)}, now_us(), ["TRUNCATE TABLE notes"])
+            time.sleep(EMPTY_SECONDS)
 
     def describe(self) -> str:
         logs = "\n".join(each.log()[-3000:] for each in self.invalidators)
