@@ -37,8 +37,8 @@ MODES: Final = ("threads", "tasks", "sessions")
 WATCH_SECONDS: Final = 0.01
 CLERK_SECONDS: Final = 0.05
 SUPERVISE_SECONDS: Final = 0.5
-EMPTY_SECONDS: Final = 2
-"""For which no note is written after a TRUNCATE: else an old one would soon be gone anyway."""
+QUIET_SECONDS: Final = 2
+"""No note is written so long before a TRUNCATE, so that many are hits, and after it, so that an old one shows."""
 DELAY_SECONDS: Final = 1
 """By which the replicas are late."""
 
@@ -177,8 +177,9 @@ class Scene:
 
     def truncate_notes(self) -> None:
         with self.writing:
+            time.sleep(QUIET_SECONDS)
             self._writer.commit({f"note {note}": None for note in range(NOTES)}, now_us(), ["TRUNCATE TABLE notes"])
-            time.sleep(EMPTY_SECONDS)
+            time.sleep(QUIET_SECONDS)
 
     def supervise(self) -> None:
         """Start an invalidator that has ended, for example since it was started while no server was writable."""
