@@ -35,7 +35,10 @@ def find_process(scene: Scene, target: str) -> ServerProcess:
         "application": scene.applications,
         "database": scene.databases,
     }
-    return of_kind[kind][int(number)]
+    process = of_kind[kind][int(number)]
+    if kind == "invalidator" and not process.is_running():
+        process.launch()  # before its supervisor does
+    return process
 
 
 @contextmanager
@@ -161,7 +164,8 @@ def swapped(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
 @contextmanager
 def purged(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
     """No invalidator has read the end of a log that is purged."""
-    for invalidator in scene.invalidators:
+    invalidators = [find_process(scene, each) for each in INVALIDATORS]
+    for invalidator in invalidators:
         invalidator.terminate()
     yield
     scene.execute("FLUSH BINARY LOGS")
@@ -169,7 +173,7 @@ def purged(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
         replica.wait_caught_up(scene.primary)
     *_, last = scene.primary.execute("SHOW BINARY LOGS")
     scene.execute(f"PURGE BINARY LOGS TO '{last[0]}'")
-    for invalidator in scene.invalidators:
+    for invalidator in invalidators:
         invalidator.launch()
 
 
@@ -203,8 +207,10 @@ def lose(scene: Scene) -> None:
         previous.kill()
         scene.promote(chosen, others, begin)
     scene.name_primary()
-    for invalidator in scene.invalidators:
-        invalidator.reload(scene.config)
+    with scene.lock:
+        for invalidator in scene.invalidators:
+            if invalidator.is_running():
+                invalidator.reload(scene.config)
     scene.journal.write("fault", name="promotion that loses commits", target="", begin=begin, end=now_us())
 
 

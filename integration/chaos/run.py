@@ -18,7 +18,7 @@ from appclient import Cache
 from freshness.database.connection import executed_position
 from freshness.position import Position
 from integration.chaos.client import open_cache, write_reads
-from integration.chaos.faults import lose, strike
+from integration.chaos.faults import INVALIDATORS, lose, strike
 from integration.chaos.journal import now_us, read_journals
 from integration.chaos.judge import Bounds, Judge, Verdict
 from integration.chaos.scene import LINEAGE, Options, Scene, open_scene
@@ -54,6 +54,8 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
             strike(scene, options.seconds / 2)
         (folder / "calm").touch()
         head = settle(scene)
+        with scene.lock:
+            scene.taken |= set(INVALIDATORS)  # nobody starts them again
         for number, invalidator in enumerate(scene.invalidators):
             (folder / f"invalidator{number}.log").write_text(invalidator.log())
         for program in (*scene.applications, *scene.invalidators):
@@ -81,10 +83,6 @@ def settle(scene: Scene) -> Position:
     scene.set_primary(None)
     with scene.writing:
         time.sleep(1)  # a commit that has begun ends
-    for invalidator in scene.invalidators:
-        if not invalidator.is_running():  # a supervisor would start it
-            scene.journal.write("ended", log=invalidator.log_tail())
-            invalidator.launch()
     for replica in scene.databases[1:]:
         replica.wait_caught_up(scene.primary)
     with scene.primary.connect() as connection:

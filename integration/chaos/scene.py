@@ -36,6 +36,9 @@ LINEAGE: Final = "shop/-"
 MODES: Final = ("threads", "tasks", "sessions")
 WATCH_SECONDS: Final = 0.01
 CLERK_SECONDS: Final = 0.05
+SUPERVISE_SECONDS: Final = 0.5
+QUIET_SECONDS: Final = 2
+"""No note is written so long before a TRUNCATE, so that many are hits, and after it, so that an old one shows."""
 DELAY_SECONDS: Final = 1
 """By which the replicas are late."""
 
@@ -174,7 +177,18 @@ class Scene:
 
     def truncate_notes(self) -> None:
         with self.writing:
+            time.sleep(QUIET_SECONDS)
             self._writer.commit({f"note {note}": None for note in range(NOTES)}, now_us(), ["TRUNCATE TABLE notes"])
+            time.sleep(QUIET_SECONDS)
+
+    def supervise(self) -> None:
+        """Start an invalidator that has ended, for example since it was started while no server was writable."""
+        time.sleep(SUPERVISE_SECONDS)
+        with self.lock:
+            for number, invalidator in enumerate(self.invalidators):
+                if f"invalidator {number}" not in self.taken and not invalidator.is_running():
+                    self.journal.write("ended", log=invalidator.log_tail())
+                    invalidator.launch()
 
     def describe(self) -> str:
         logs = "\n".join(each.log()[-3000:] for each in self.invalidators)
@@ -236,6 +250,7 @@ def open_scene(folder: Path, options: Options) -> Iterator[Scene]:
             scene.applications.append(stack.enter_context(Application(*module)))
         stack.enter_context(scene.watching())
         stack.enter_context(repeating(scene.write_note))
+        stack.enter_context(repeating(scene.supervise))
         yield scene
 
 
