@@ -1162,8 +1162,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "start of a ring ignored by hits": 1694,
     "a previous ring is not sent": 41,
     "object coverage ignored": 191,
-    "second raise acknowledged with the first": 46,
-    "table floor acknowledged at once": 1,
+    "table floor acknowledged at once": 46,
     "revived without sending again": 0,
     "a micro-batch with a hole is acknowledged": 734,
     "only the holder of a lease may fill": 0,
@@ -1238,6 +1237,8 @@ SELDOM_CAUGHT: Final = {
     "others before it, a key of the same transaction among them",
     "each node has its own progress": "one node must take a batch, and its key be filled and read, while the "
     "other one does not answer the invalidator and answers readers",
+    "second raise acknowledged with the first": "a reader must fill between two raises, and look by its copy of the "
+    "record between the ends of their waits",
     "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",
 }
 """Why chance cannot show that these defences are needed: another one does the same. A directed schedule shows each.
