@@ -207,6 +207,31 @@ def test_what_fits_is_read_without_what_was_served_before() -> None:
     assert shop.world.broken == []
 
 
+def test_a_witness_knows_what_a_caller_was_served_on() -> None:
+    """What is read again has another number: a row may have come back to its value in between."""
+    shop, served = Shop(World(**NODES)), ServedState()
+    seen = shop.reader.context.witness = Seen()
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == HITS[:1]
+    assert outcomes(shop.reader.reading(SECOND, served=served)) == HITS[:1]
+    shop.replica.apply(shop.world.commit(SECOND.item))
+    shop.one.apply()
+    shop.two.apply()
+    served = ServedState()
+    assert outcomes(shop.reader.reading(FIRST, served=served)) == HITS[:1]
+    assert shop.reader.read(SECOND) is ReadOutcome.FILLED
+    shop.replica.apply(shop.world.commit(SECOND.item))
+    shop.one.apply()
+    shop.two.apply()
+    assert shop.reader.read(SECOND) is ReadOutcome.FILLED
+    assert outcomes(shop.reader.reading(SECOND, served=served)) == HITS[:1]
+    views = [(action.item, action.observed) for action in seen.actions if action.kind == "hit"]
+    (first, one), (second, same), (third, two), *again = views
+    assert (first, second, third) == (FIRST.item, SECOND.item, FIRST.item)
+    assert one == same != two
+    assert [item for item, _ in again] == [FIRST.item, SECOND.item]
+    assert len({two, *(view for _, view in again)}) == 2
+
+
 def read_on_after_a_commit(world: World) -> list[ReadOutcome] | None:
     """One transaction changes a row that the caller has, and the one that it reads next."""
     shop, served = Shop(world), ServedState()

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,7 +140,6 @@ class RecordedWorld(World):
     def __init__(self, options: Options, name: str) -> None:
         self.history = History(name, options)
         self._seen: dict[tuple[str, bytes], tuple[int, bytes, float, float]] = {}
-        self._views = count(1)
         super().__init__(options)
         self._by_item = {lookup.item: lookup for lookup in self.lookups()}
 
@@ -191,8 +189,8 @@ class RecordedWorld(World):
         self, name: str, known: Deployment, lookups: list[Lookup], *arguments: Any, **options: Any
     ) -> Generator[Any, Any, list[Read]]:
         reads = yield from super().read(name, known, lookups, *arguments, **options)
-        is_view = options.get("is_together", False) and all(read.outcome is ReadOutcome.HIT for read in reads)
-        view = next(self._views) if is_view else None
+        served = arguments[1] if len(arguments) > 1 else None
+        is_view = served is not None and all(read.outcome is ReadOutcome.HIT for read in reads)
         for lookup, read in zip(lookups, reads, strict=bool(reads)):
             if read.outcome is ReadOutcome.MOVED:
                 continue  # recorded as a fill
@@ -208,7 +206,7 @@ class RecordedWorld(World):
                     ended,
                     outcome=read.outcome.name,
                     version=version,
-                    observed=view,
+                    observed=served.view if served is not None and is_view else None,
                     **self._entry(lookup, entry),
                 )
             elif read.outcome is not ReadOutcome.FILLED:

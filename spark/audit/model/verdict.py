@@ -105,8 +105,8 @@ FAILURE_TITLES: Final = {
     "F36": "Clocks of two machines are compared",
     "F45": "Two keys share a place, or a key is too long",
     "F46": "A driver hands out the answer to another query",
-    "I11": "Values that were read together are those of one moment of each shard if all come from entries; else "
-    "those of one snapshot of one server",
+    "I11": "Values that were read together, also one after the other by a view, are those of one moment of each "
+    "shard if all come from entries; else those of one snapshot of one server",
     "I8": "Nothing in the stream is skipped silently",
 }
 """The failure modes and invariants that `KINDS` name, as docs/failure-modes.md and docs/algorithm.md call them: a
