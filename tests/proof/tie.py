@@ -305,8 +305,9 @@ class Tied(Explorer):
                 return
             life, version = decode_entry(request.value)
             loaded = [read for (read,) in walk.of("loaded") if read[1] == item]
-            if place is None:  # the row says whose it is
-                reads = [read for read in loaded if self._shows(walk, read, version)][:1]
+            if place is None:  # the row and its position say whose it is
+                at = sorted(_events(state, _position_of(request.value)))
+                reads = [read for read in loaded if walk.of("at", read) == at and self._shows(walk, read, version)]
             else:
                 reads = [read for read in loaded if (read[0], read[3]) == (place, "")]
             walk.do_with_one(reading.fill, *((read, life) for read in reads))
@@ -356,8 +357,9 @@ class Tied(Explorer):
         version = int(read.payload.split(b",")[0]) if read.is_hit else read.value
         if not self._shows(walk, one, version):
             raise Impossible(f"the answer {version}")
-        late = any(request.key == one[1] for _, request in after.late)
-        self._forget(walk, one, self._read_of(place, "late") if late else None)
+        late = self._read_of(place, "late")
+        is_late = not walk.has("started", late) and any(request.key == one[1] for _, request in after.late)
+        self._forget(walk, one, late if is_late else None)
         self._forget(walk, self._read_of(place, "later"), one)
 
     @staticmethod
@@ -441,7 +443,8 @@ class Tied(Explorer):
             for (member,) in walk.of("joined"):
                 yield "joined", (member,), [()] if member[2] == record.tenure else []
         for item in self.items:
-            held, stripe = self._peek(state, item), _decode_item(self._peek(state, self.stripes[item]))
+            held, other = self._peek(state, item), self._peek(state, self.stripes[item])
+            stripe = None if other is None else _decode(other.value)
             yield "stub", (item,), [()] if held is not None and held.value == STUB else []
             lives = [] if held is None or held.value == STUB else [(decode_entry(held.value)[0],)]
             yield "filled", (item,), lives
@@ -476,10 +479,6 @@ def _events(state: State, position: Position) -> Events:
 @cache
 def _events_until(last: int, position: Position) -> Events:
     return frozenset((event,) for event in range(1, last + 1) if position.contains(single(event)))
-
-
-def _decode_item(item: Item | None) -> Stripe | PendingStripe | None:
-    return None if item is None else _decode(item.value)
 
 
 @cache
