@@ -228,12 +228,14 @@ class ShardRouter:
 class Writer(threading.Thread):
     """Inserts, updates and deletes customers and their orders through a router until it is stopped.
 
-    ``expected`` is what the tables must then hold, by table and primary key. One thread, so it is exact.
+    ``expected`` is what the tables must then hold, by table and primary key. One thread, so it is exact. ``changed``:
+    the numbers of the writes that change a customer, from before they are committed; ``v`` is that of the last one.
     """
 
     def __init__(self, router: ShardRouter, *, customers: int = 60, seed: int = 1) -> None:
         super().__init__(name="writer", daemon=True)
         self.expected: dict[str, dict[int, tuple[Any, ...]]] = {"customers": {}, "orders": {}}
+        self.changed: dict[int, list[int]] = {}
         self.writes = 0
         self.error: BaseException | None = None
         self._router = router
@@ -285,6 +287,8 @@ class Writer(threading.Thread):
         customer = self._random.randrange(1, self._customers + 1)
         customers, orders = self.expected["customers"], self.expected["orders"]
         choice = self._random.random()
+        if customer not in customers or choice < 0.6:
+            self.changed.setdefault(customer, []).append(self.writes)
         if customer not in customers:
             row = (customer, f"customer {customer}", self.writes)
             self._execute(customer, "INSERT INTO customers VALUES (%s, %s, %s)", *row)

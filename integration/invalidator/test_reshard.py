@@ -9,6 +9,7 @@ cached between its changes, whichever shards serve.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +21,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 import pytest
 
-from appclient import Cache
+from appclient import Cache, Explanation
 from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal, find_record_refusal
 from freshness.config.config import Config, load_config
 from freshness.database.schema import load_registry
+from freshness.database.sharding import keyspace_id
 from freshness.errors import SourceUnavailable
+from freshness.keys.keyrange import KeyRange
 from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
 from freshness.position import parse_position
@@ -37,6 +40,7 @@ from integration.servers import Flavor, Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.shards import (
     BREATH_SECONDS,
+    FUNCTION,
     TABLES,
     Cluster,
     Reshard,
@@ -64,6 +68,8 @@ key = "customer_id"
 members = { customers = "customer_id", orders = "customer_id" }
 """
 CUSTOMERS: Final = tuple(range(1, 61))
+LOW_CUSTOMERS: Final = tuple(key for key in CUSTOMERS if KeyRange.parse("-80").contains(keyspace_id(FUNCTION, key)))
+"""Those of one shard under each topology."""
 SOME: Final = 60
 """Writes between two steps."""
 
@@ -117,22 +123,30 @@ class Reader(threading.Thread):
                 orders = sorted(self._writer.expected["orders"].copy())[-40:]
                 for name, keys in (("customer", CUSTOMERS), ("profile", CUSTOMERS[:20]), ("order", orders)):
                     self._read(name, keys)
+                self._judge(self._read("customer", LOW_CUSTOMERS, together=True))
                 self._ending.wait(BREATH_SECONDS)
         except BaseException as error:  # noqa: BLE001 - raised again in stop()
             self.error = error
         finally:
             self._cache.close()
 
-    def _read(self, name: str, keys: Sequence[int]) -> None:
+    def _read(self, name: str, keys: Sequence[int], *, together: bool = False) -> dict[int, Explanation]:
         try:
-            found = self._cache.get_many(name, keys, explain=True)
+            found = self._cache.get_many(name, keys, explain=True, together=together)
         except SourceUnavailable:
             if not self._is_patient:
                 raise
             self.failures += 1
-            return
+            return {}
         self.reads += len(found)
         self.hits += sum(each.is_hit for each in found.values())
+        return found
+
+    def _judge(self, found: dict[int, Explanation]) -> None:
+        """I11: some moment had all these rows."""
+        versions = {key: each.value["v"] for key, each in found.items() if each.value is not None}
+        later = [n for key, v in versions.items() for n in self._writer.changed[key].copy() if n > v]
+        assert max(versions.values(), default=-1) < min(later, default=sys.maxsize), found
 
     def wait_hit(self) -> None:
         """A cache that was never hit proves nothing."""
