@@ -1157,7 +1157,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "lapse and life ignored": 22,
     "record put back from memory": 57,
     "opened before it caught up": 433,
-    "tenure ignored": 4994,
+    "tenure ignored": 6024,
     "topology ignored": 2615,
     "start of a ring ignored by hits": 253,
     "a previous ring is not sent": 41,
