@@ -539,10 +539,10 @@ def test_the_command_judges_a_part_of_the_time(
     engine: Engine, good: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--archive", good.archive, "--history", good.history, "--report", str(tmp_path / "out")]
-    begin, end = (datetime.fromtimestamp(EPOCH_US / 1e6 + seconds, UTC).isoformat() for seconds in (3, 7))
+    begin, end = (datetime.fromtimestamp(EPOCH_US / 1e6 + seconds, UTC).isoformat() for seconds in (2, 4))
     assert command.main([*options, "--from", begin, "--to", end, "--json"]) == verdict.CLEAN
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["judged_from_us"], summary["as_of_us"]) == (EPOCH_US + 3_000_000, EPOCH_US + 7_000_000)
+    assert (summary["judged_from_us"], summary["as_of_us"]) == (EPOCH_US + 2_000_000, EPOCH_US + 4_000_000)
     assert 0 < sum(summary["staleness"]) < _hits_of(engine, good)
     assert "Judged: actions later than" in (tmp_path / "out/report.html").read_text()
 
