@@ -35,7 +35,7 @@ def test_the_audit_by_replay_agrees(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_judge_and_audit_find_a_defence_that_is_missing(tmp_path: Path) -> None:
-    options = Options(seconds=30, seed=SEED, bug="fill without compare", is_recorded=True)
+    options = Options(seconds=30, seed=SEED, bug="entries are not deleted", is_recorded=True)
     verdict, _ = run_chaos(tmp_path, options)
     assert any(each.startswith("I1:") for each in verdict.violations)
     assert audit(tmp_path) == STALE_DATA
