@@ -20,11 +20,12 @@ from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get
 from freshness.config.config import load_config
 from freshness.nodes.open import open_node
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from integration.chaos.journal import Journal, now_us
 from integration.chaos.shop import CACHE, NOTES, OBJECTS, TABLES, Writer, load_statements
 from integration.configuration import write_config
 from integration.harness import CACHE as SHORT
-from integration.harness import STREAM, repeating
+from integration.harness import STREAM, repeating, wait_until
 from integration.invalidator.test_promotion import set_read_only
 from integration.servers import DatabaseServer, Flavor, Memcached, Redis
 from integration.servers.database import SCHEMA, make_database
@@ -257,6 +258,8 @@ def open_scene(folder: Path, options: Options) -> Iterator[Scene]:
 def make_archive(scene: Scene) -> ArchiveProcess:
     """The changes, from the log of the replica that is never promoted."""
     server, recorded = scene.databases[-1], scene.folder / "recorded"
+    created = f"SHOW TABLES LIKE '{HEARTBEAT_TABLE}'"
+    wait_until(lambda: server.execute(created, database=SCHEMA), "the replica has the table of heartbeats")
     recorded.mkdir()
     nodes = scene.config.cache.nodes
     path = write_config(recorded, server.flavor, server.url, nodes, objects=OBJECTS, cache=CACHE, stream=STREAM)
