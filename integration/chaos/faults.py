@@ -13,7 +13,6 @@ from typing import Final
 from integration.chaos.journal import now_us
 from integration.chaos.scene import MODES, Scene
 from integration.chaos.shop import COLUMNS
-from integration.invalidator.test_promotion import set_read_only
 from integration.servers import DatabaseServer, ServerProcess, link
 
 Fault = Callable[[Scene, random.Random, str], AbstractContextManager[None]]
@@ -52,10 +51,10 @@ def killed(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
         if not target.startswith("invalidator"):
             process.wait_ready()
         if isinstance(process, DatabaseServer) and process is not scene.primary:
-            set_read_only(process, 1)
+            process.set_read_only(1)
             process.start_replication()
         elif isinstance(process, DatabaseServer):
-            set_read_only(process, 0)
+            process.set_read_only(0)
 
 
 @contextmanager
@@ -184,7 +183,7 @@ def promoted(scene: Scene, chance: random.Random, target: str) -> Iterator[None]
     previous, chosen, *others = scene.databases
     with scene.writing:
         scene.set_primary(None)
-        set_read_only(previous, 1)
+        previous.set_read_only(1)
         for each in (chosen, *others):
             each.wait_caught_up(previous)
         scene.promote(chosen, [previous, *others], begin)

@@ -26,7 +26,6 @@ from integration.chaos.shop import CACHE, NOTES, OBJECTS, TABLES, Writer, load_s
 from integration.configuration import write_config
 from integration.harness import CACHE as SHORT
 from integration.harness import STREAM, repeating, wait_until
-from integration.invalidator.test_promotion import set_read_only
 from integration.servers import DatabaseServer, Flavor, Memcached, Redis
 from integration.servers.database import SCHEMA, make_database
 from integration.servers.link import Link
@@ -148,7 +147,7 @@ class Scene:
         if self.primary not in others:
             self.gone = {f"database {len(self.databases) - 1}"}
         self.databases = [chosen, *others]
-        set_read_only(chosen, 0)
+        chosen.set_read_only(0)
         self.set_primary(chosen)
 
     def name_primary(self) -> None:
@@ -277,5 +276,5 @@ def prepare(databases: list[DatabaseServer]) -> None:
     for replica in replicas:
         replica.replicate_from(primary)
         replica.wait_caught_up(primary)
-        set_read_only(replica, 1)
+        replica.set_read_only(1)
         replica.replicate_from(primary, delay_seconds=DELAY_SECONDS)

@@ -29,13 +29,6 @@ BREATH_SECONDS: Final = 0.01
 LINEAGE: Final = "shop/-"
 
 
-def set_read_only(server: DatabaseServer, value: int) -> None:
-    names = ("read_only",) if server.flavor == "mariadb" else ("super_read_only", "read_only")
-    with server.connect(user="root") as connection, connection.cursor() as cursor:
-        for name in names:
-            cursor.execute(f"SET GLOBAL {name} = {value}")
-
-
 class Load(threading.Thread):
     """Counts up ``v`` of every row on the current primary, and keeps reading through a cache."""
 
@@ -88,7 +81,7 @@ class Scene:
             with self.previous.connect(user="root") as connection, connection.cursor() as cursor:
                 cursor.execute("REVOKE READ_ONLY ADMIN ON *.* FROM app@'%'")
         pair.wait_caught_up()
-        set_read_only(self.present, 1)
+        self.present.set_read_only(1)
         replicas = [self.present.url] if name is None else [self.present.url, self.previous.url]
         self.path = write_config(
             folder,
@@ -134,7 +127,7 @@ class Scene:
 
     def promote(self) -> None:
         self.present.remove_sources()
-        set_read_only(self.present, 0)
+        self.present.set_read_only(0)
 
     def demote(self) -> None:
         """Make the previous primary a replica of the current one."""
@@ -171,7 +164,7 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
         life = scene.state()["life"]
         with load.writing:
             load.primary = None
-            set_read_only(scene.previous, 1)
+            scene.previous.set_read_only(1)
         own_pair.wait_caught_up()
         scene.promote()
         scene.demote()
@@ -222,14 +215,14 @@ def test_two_writable_servers_are_refused(own_pair: Pair, memcached: Memcached, 
             found = scene.outcomes()
             assert {outcome for outcome, _ in found.values()} == {ReadOutcome.NO_RECORD}
         assert "adopted: " not in scene.invalidator.log()
-        set_read_only(scene.present, 1)
+        scene.present.set_read_only(1)
         wait_until(lambda: scene.state()["state"] == "open", "the node is open again", scene.describe)
 
 
 def test_a_promotion_that_may_not_be_adopted_is_not(own_pair: Pair, memcached: Memcached, tmp_path: Path) -> None:
     with scene_of(own_pair, memcached, tmp_path, adopts=False) as (scene, load):
         load.stop()
-        set_read_only(scene.previous, 1)
+        scene.previous.set_read_only(1)
         own_pair.wait_caught_up()
         scene.promote()
         wait_until(lambda: "heartbeat not written" in scene.invalidator.log(), "it is told", scene.describe)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.harness import wait_until
-from integration.invalidator.test_promotion import KEYS, Load, Scene, scene_of, set_read_only
+from integration.invalidator.test_promotion import KEYS, Load, Scene, scene_of
 from integration.servers import Memcached, Pair
 from integration.servers.stable_name import StableName
 
@@ -43,7 +43,7 @@ def test_a_planned_switchover_behind_a_name_keeps_the_cache(
         life = scene.state()["life"]
         with load.writing:
             load.primary = None
-            set_read_only(scene.previous, 1)
+            scene.previous.set_read_only(1)
         own_pair.wait_caught_up()
         scene.promote()
         scene.demote()

@@ -60,6 +60,13 @@ class DatabaseServer(ServerProcess):
         """For the next start."""
         self._options += options
 
+    def set_read_only(self, value: int) -> None:
+        """``value``: 1 if it takes writes of replication alone."""
+        names = ("read_only",) if self.flavor == "mariadb" else ("super_read_only", "read_only")
+        with self.connect(user="root") as connection, connection.cursor() as cursor:
+            for name in names:
+                cursor.execute(f"SET GLOBAL {name} = {value}")
+
     # what differs
 
     @abstractmethod
