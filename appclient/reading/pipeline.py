@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from appclient.reading.columns import ColumnTypes
 from appclient.reading.copies import Copies
 from appclient.reading.flights import Flights
 from appclient.reading.limits import RateLimit
-from appclient.reading.loader import by_object
+from appclient.reading.loader import by_object, name_of
 from appclient.reading.lookup import Lookups
 from appclient.reading.reader import NodeReads
 from appclient.reading.refusal import Refusals
@@ -144,8 +145,8 @@ class Pipeline:
     ) -> list[Loaded]:
         """Each value by its object's loader; of several objects only if ``is_together``. Raises `Overloaded` above
         their limits."""
-        for name, limit in self.limits.items():
-            if count := sum(lookup.policy.name == name for lookup in lookups):
+        for name, count in Counter(map(name_of, lookups)).items():
+            if (limit := self.limits.get(name)) is not None:
                 limit.take(count)
         load = self._lookups.load_together if is_together else self._lookups.load
         return load(lookups, at_least)
