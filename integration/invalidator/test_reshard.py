@@ -68,8 +68,8 @@ key = "customer_id"
 members = { customers = "customer_id", orders = "customer_id" }
 """
 CUSTOMERS: Final = tuple(range(1, 61))
-LOW_CUSTOMERS: Final = tuple(key for key in CUSTOMERS if KeyRange.parse("-80").contains(keyspace_id(FUNCTION, key)))
-"""Those of one shard under each topology."""
+LOW_CUSTOMERS: Final = tuple(key for key in CUSTOMERS if KeyRange.parse("-40").contains(keyspace_id(FUNCTION, key)))
+"""Those of one shard under each topology of one, two and four shards: a moment is a shard's."""
 SOME: Final = 60
 """Writes between two steps."""
 
