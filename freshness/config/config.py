@@ -12,7 +12,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ class Config:
 
     cache: CacheConfig
     keyspaces: Mapping[str, Keyspace]
-    objects: Mapping[str, ObjectConfig]
-    stream: StreamConfig
-    http: HttpConfig
-    archive: ArchiveConfig
-    history: HistoryConfig
+    objects: Mapping[str, ObjectConfig] = field(default_factory=dict)
+    stream: StreamConfig = StreamConfig()
+    http: HttpConfig = HttpConfig()
+    archive: ArchiveConfig = ArchiveConfig()
+    history: HistoryConfig = HistoryConfig()
     path: Path
 
     @property

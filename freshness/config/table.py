@@ -18,7 +18,7 @@ from freshness.config.setting import describe_type, settings_of
 Read = TypeVar("Read")
 
 NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
 IDENTIFIER_EXPECTED = (
     "a name of 1 to 64 characters, without its database, and without dots, backticks, slashes, backslashes and"
@@ -124,7 +124,7 @@ class Table:
                 value = self._convert(self.found[item.name], item, hint)
                 if value is not None:
                     values[item.name] = value
-            elif _is_required(item):
+            elif is_required(item):
                 self.report(item.name, "nothing", describe_type(hint))
         return values
 
@@ -133,7 +133,7 @@ class Table:
             self.report(key, shown(text), expected)
 
     def check_name(self, key: str, text: str, expected: str = NAME_EXPECTED) -> None:
-        self.check_text(key, text, _NAME, expected)
+        self.check_text(key, text, NAME, expected)
 
     def check_identifier(self, key: str, text: str) -> None:
         """Check the name of a table or column of the database."""
@@ -194,9 +194,9 @@ def _as_columns(value: object) -> tuple[str, ...] | None:
     return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
-def _is_required(item: Field[Any]) -> bool:
+def is_required(item: Field[Any]) -> bool:
     has_default = item.default is not MISSING or item.default_factory is not MISSING
-    return not has_default and item.metadata["default_text"] is None
+    return not has_default and item.metadata.get("default_text") is None
 
 
 def shown(value: object) -> str:

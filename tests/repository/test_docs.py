@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
+import yaml
 
 from docs.generate import TABLES, describe_client_metrics, render
 from freshness import errors
 from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk
 from freshness.algorithm.parts import Manifest
 from freshness.config.config import load_config
+from freshness.config.schema import describe_file
 from freshness.errors import FormatError, FreshnessError
 from freshness.position import decode_position, parse_position
 from freshness.position.token import EventToken
@@ -47,6 +51,7 @@ READERS_WAY = ("quickstart.md", "concepts.md", "read-your-writes.md", "caveats.m
 """The pages of a newcomer, with one on a framework."""
 READERS_WORDS_MAX = 13_000
 ENVIRONMENT = dict.fromkeys(("SHOP_PASSWORD", "INVALIDATOR_PASSWORD", "WEBAPP_PASSWORD"), "x")
+SCHEMA = jsonschema.Draft4Validator(describe_file())
 _SNIPPET = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 _TEXTS_OF_CODE = re.compile(r"<!-- generated: (?!failures).*?<!-- end -->", re.DOTALL)
@@ -124,6 +129,7 @@ class TestEveryPage:
                     (tmp_path / name).parent.mkdir(exist_ok=True)
                     (tmp_path / name).write_text("what the reader has there")
                 assert load_config(path, ENVIRONMENT).objects
+                SCHEMA.validate(tomllib.loads(text))
 
     def test_python_compiles(self, page: Path) -> None:
         for _, text in _snippets(page, "python"):
@@ -204,6 +210,12 @@ def test_a_sentence_that_is_not_plain_is_found(planted: str) -> None:
 
 def test_headings_code_and_plain_sentences_are_no_breach() -> None:
     assert _breaches("## What runs where\n\n```sh\n# Of all\n```\n\nA node: what it holds, and `anew`.\n") == []
+
+
+def test_the_schema_takes_the_configurations_of_the_deployments() -> None:
+    text, _ = (CHECKOUT / "compose/kubernetes/invalidator.yaml").read_text().split("\n---\n", 1)
+    for config in ((CHECKOUT / "compose/freshness.toml").read_text(), yaml.safe_load(text)["data"]["freshness.toml"]):
+        SCHEMA.validate(tomllib.loads(config))
 
 
 def test_every_table_is_in_one_page() -> None:

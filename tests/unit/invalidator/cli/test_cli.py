@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freshness import __version__, errors
+from freshness.config.schema import describe_file
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
 from freshness.stream.lines import encode_line
@@ -379,6 +380,14 @@ def test_run_sends_nothing_again_where_the_cache_is_emptied(
     config.write_text(CONFIG + '[stream]\nstart = "now"\n')
     assert run_main(monkeypatch, "run", "-c", str(config), "--since", "2026-01-31T12:00:00Z") == USAGE
     assert "--since" in capsys.readouterr().err
+
+
+def test_the_schema_of_the_configuration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, "schema") == 0
+    assert json.loads(capsys.readouterr().out) == describe_file()
+    for option in (("--id", "x"), ("--format", "avro")):
+        assert run_main(monkeypatch, "schema", *option) == USAGE
+        assert "need the PATH of a recorded stream" in capsys.readouterr().err
 
 
 def test_schemas_of_a_recorded_stream(
