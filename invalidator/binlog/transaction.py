@@ -34,8 +34,8 @@ REASONS_MAX: Final = 20
 XA_ROWS_MAX: Final = 200_000
 """Rows remembered for all prepared XA transactions together; beyond it the tables are remembered, not the rows."""
 
-XA_BYTES_MAX: Final = 64 << 20
-"""The same for the bytes of their row events."""
+KEPT_BYTES_MAX: Final = 64 << 20
+"""The same for the bytes of their row events, and for one transaction that is held as rows: each can be large."""
 
 XA_TRANSACTIONS_MAX: Final = 10_000
 """Prepared XA transactions remembered; beyond it the oldest is forgotten, and its commit raises all tables."""
@@ -224,8 +224,9 @@ class TransactionAssembler:
             self._end_statement(group)
         if group.rows:
             group.size_bytes += size_bytes
-        if group.is_xa and group.size_bytes > XA_BYTES_MAX:
-            self._drop_rows(group, f"more than {XA_BYTES_MAX} bytes in one XA transaction")
+        is_held = group.is_xa or (group.changes and self._piece_rows is None)
+        if is_held and group.size_bytes > KEPT_BYTES_MAX:
+            self._drop_rows(group, f"more than {KEPT_BYTES_MAX} bytes in one transaction")
         if self._piece_rows is None or group.is_xa:
             return None
         if group.rows < self._piece_rows and group.size_bytes < PIECE_BYTES_MAX:
@@ -270,7 +271,7 @@ class TransactionAssembler:
 
     def _remember_prepared(self, xid: Xid, group: _Group) -> None:
         self._forget_prepared(xid)
-        if self._prepared_rows + group.rows > XA_ROWS_MAX or self._prepared_bytes + group.size_bytes > XA_BYTES_MAX:
+        if self._prepared_rows + group.rows > XA_ROWS_MAX or self._prepared_bytes + group.size_bytes > KEPT_BYTES_MAX:
             self._drop_rows(group, "too many rows in all prepared XA transactions")
         if len(self._prepared) >= XA_TRANSACTIONS_MAX:
             self._forget_prepared(next(iter(self._prepared)))

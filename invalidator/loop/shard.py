@@ -9,8 +9,10 @@ unless an operator asks for it (`repeat_since`): the stream begins earlier then,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
 
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.membership import Membership
@@ -22,6 +24,9 @@ from freshness.position import Position
 from freshness.stream.source import Transaction
 
 log = logging.getLogger(__name__)
+
+ROWS_AT_ONCE_MAX: Final = 1000
+"""Rows between two looks at the lease, and the most rows of a transaction that is filled from the log."""
 
 FindRows = Callable[[Transaction], Mapping[bytes, LoggedRow]]
 """A whole transaction → for each item whose row its images tell, the row after it."""
@@ -90,7 +95,7 @@ class ShardInvalidator(Applier):
 
     def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
         """Acknowledge the transactions on every joined node; a node that fails leaves."""
-        keys, raised, rows = self._collect(transactions)
+        keys, raised, rows = yield from self._collect(transactions)
         streamed = self.streamed.union_all([transaction.position for transaction in transactions])
         beats = [beat for transaction in transactions for beat in transaction.heartbeats]
         self.keys_total += len(keys)
@@ -99,19 +104,24 @@ class ShardInvalidator(Applier):
 
     def _collect(
         self, transactions: Sequence[Transaction]
-    ) -> tuple[dict[bytes, Position], dict[str, Position], dict[bytes, LoggedRow]]:
+    ) -> Procedure[tuple[dict[bytes, Position], dict[str, Position], dict[bytes, LoggedRow]]]:
         """For each cache item, and each table that is raised, the transactions that concern it; and for the items
-        whose rows the log holds, the row at the end of the batch."""
+        whose rows the log holds, the row at the end of the batch. Keeps the leases."""
         keys: dict[bytes, Position] = {}
         raised: dict[str, Position] = {}
         rows: dict[bytes, LoggedRow] = {}
-        for transaction in transactions:
+        looked_at = 0
+        for transaction in chain.from_iterable(map(_divide, transactions)):
+            looked_at += len(transaction.changes)
+            if looked_at > ROWS_AT_ONCE_MAX:
+                yield from self.renew()
+                looked_at = len(transaction.changes)
             position = transaction.position
             items: Iterable[bytes] = transaction.items
             found: Mapping[bytes, LoggedRow] = {}
             if transaction.changes or transaction.raised_tables:
                 items, tables = self.finder.find(transaction)
-                found = self.find_rows(transaction)
+                found = self.find_rows(transaction) if transaction.is_last or transaction.raised_tables else {}
                 for table, reason in tables.items():
                     at = raised.get(table)
                     raised[table] = position if at is None else at.union(position)
@@ -139,6 +149,17 @@ class ShardInvalidator(Applier):
                 if of_node is not None:
                     of_node[item] = position
         return by_node
+
+
+def _divide(transaction: Transaction) -> Iterator[Transaction]:
+    """Parts of a large transaction that is held as rows, which are not filled from the log."""
+    changes, raised = transaction.changes, transaction.raised_tables
+    if len(changes) <= ROWS_AT_ONCE_MAX:
+        yield transaction
+        return
+    for first in range(0, len(changes), ROWS_AT_ONCE_MAX):
+        part = changes[first : first + ROWS_AT_ONCE_MAX]
+        yield transaction._replace(changes=part, raised_tables=frozenset() if first else raised, is_last=False)
 
 
 def _is_whole(transaction: Transaction) -> bool:

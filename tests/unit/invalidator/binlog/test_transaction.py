@@ -411,7 +411,7 @@ def test_xa_memory_is_bounded_and_forgets_towards_safety(monkeypatch: pytest.Mon
 
 
 def test_large_rows_of_an_xa_transaction_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_module, "XA_BYTES_MAX", 100)
+    monkeypatch.setattr(transaction_module, "KEPT_BYTES_MAX", 100)
     made = assembler(piece_rows=1)
     made.start_group(start())
     made.add_query(f"XA START {XA_TEXT}", "shop")
@@ -420,9 +420,28 @@ def test_large_rows_of_an_xa_transaction_are_not_kept(monkeypatch: pytest.Monkey
     assert (committed.changes, committed.raised_tables) == ((), frozenset(("goods",)))
 
 
+def test_large_rows_of_a_transaction_that_is_held_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "KEPT_BYTES_MAX", 100)
+    made = assembler()
+    made.start_group(start())
+    for number in range(3):
+        made.add_rows(inserted(change(number)), 60)
+    committed = made.commit()
+    assert (committed.changes, committed.raised_tables) == ((change(2),), frozenset(("goods",)))
+
+
+def test_keys_of_large_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "KEPT_BYTES_MAX", 100)
+    made = assembler()
+    made.start_group(start())
+    made.add_rows(ChangedRows(table("goods"), "insert", True, items=[b"shop:good:1"]), 101)
+    committed = made.commit()
+    assert (committed.items, committed.raised_tables) == ((b"shop:good:1",), frozenset())
+
+
 @pytest.mark.parametrize("transactions", [1, 2])
 def test_bytes_of_xa_transactions_are_bounded_too(transactions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_module, "XA_BYTES_MAX", 100)
+    monkeypatch.setattr(transaction_module, "KEPT_BYTES_MAX", 100)
     made = assembler()
     for number in range(transactions):
         made.start_group(start(number + 1))

@@ -34,6 +34,7 @@ from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import build_registry
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.stream.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
+from invalidator.loop import shard as shard_module
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator
 
@@ -337,8 +338,31 @@ def test_a_key_concerns_no_other_node(shop: Shop) -> None:
 
 
 def test_a_key_that_changes_twice_in_a_batch_has_both_events(shop: Shop) -> None:
-    keys, _, _ = shop.shard._collect([customer(11, 5), customer(13, 5)])
+    keys, _, _ = shop.driver.run(shop.shard._collect([customer(11, 5), customer(13, 5)]))
     assert keys[b"shop:customer:5"] == MysqlGtidSet.parse(f"{SOURCE}:11:13")
+
+
+@pytest.mark.parametrize("transactions", [1, 20])
+def test_rows_that_take_long_to_look_at_let_no_lease_lapse(
+    shop: Shop, transactions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they come again, take as long, and the cache stays closed (I6)."""
+    monkeypatch.setattr(shard_module, "ROWS_AT_ONCE_MAX", 10)
+    count, tenures = 200, [shop.record(node).tenure for node in NODES]
+
+    class SlowFinder(KeyFinder):
+        def find(self, transaction: Transaction) -> tuple[dict[bytes, None], dict[str, str]]:
+            shop.now += config().cache.lease_seconds * len(transaction.changes) / 40
+            return KeyFinder.find(self, transaction)
+
+    shop.shard.finder = SlowFinder(REGISTRY)
+    changes = [change("customers", "insert", None, {"id": key}) for key in range(count)]
+    size = count // transactions
+    shop.apply(*(transaction(11 + n, *changes[n * size : (n + 1) * size]) for n in range(transactions)))
+    for node, tenure in zip(NODES, tenures, strict=True):
+        assert shop.record(node).progress == up_to(10 + transactions)
+        assert shop.record(node).tenure == tenure
+    assert shop.shard.keys_total == 2 * count
 
 
 def test_two_statements_on_one_table_are_both_in_its_floor(shop: Shop) -> None:
@@ -729,7 +753,8 @@ def rows_after(*transactions: tuple[Transaction, dict[bytes, LoggedRow]]) -> dic
         placement=Placement(NODES, "shop"),
         finder=KeyFinder(REGISTRY),
     )
-    _, _, rows = invalidator._collect([each for each, _ in transactions])
+    driver = BlockingDriver({}, lambda _: None)
+    _, _, rows = driver.run(invalidator._collect([each for each, _ in transactions]))
     return {item: row.payload for item, row in rows.items()}
 
 
@@ -754,6 +779,16 @@ def test_a_raise_leaves_no_row_of_before_and_those_of_after() -> None:
     assert rows == {b"shop:customer:7": b"c"}
     unreadable = transaction(2, change("seats", "insert", None, {"hall": UNREADABLE, "seat": b"1"}))
     assert rows_after((customer(1, 5), logged(5, "a")), (unreadable, {})) == {}
+
+
+def test_a_large_transaction_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes too long, and no reader waits for all of these."""
+    monkeypatch.setattr(shard_module, "ROWS_AT_ONCE_MAX", 1)
+    changes = [change("customers", "insert", None, {"id": key, "v": 1}) for key in (5, 6)]
+    large = transaction(1, *changes)
+    assert rows_after((large, logged(5, "a") | logged(6, "b")), (customer(2, 6), logged(6, "c"))) == {
+        b"shop:customer:6": b"c"
+    }
 
 
 @pytest.mark.parametrize("part", [{"is_last": False}, {"first_row": 1}])
