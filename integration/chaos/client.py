@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -29,10 +30,11 @@ from freshness.errors import FreshnessError
 from integration.chaos.journal import Journal, now_us
 from integration.chaos.shop import GROUPS, NAMES, NOTES, Writer, find_keys, find_unit, find_version, group_statements
 
-LANES: Final = 2
+LANES: Final = 3
 """Threads or tasks of a client."""
 PAUSE_SECONDS: Final = 0.04
-UNITS_MAX: Final = 3
+UNITS_MAX: Final = 40
+"""Of a page: up to 80 keys. Pages are short as often as they are long."""
 WRITE_SHARE: Final = 0.15
 TOGETHER_SHARE: Final = 0.2
 ENDING: Final = threading.Event()
@@ -59,6 +61,7 @@ class Threads:
     """The cache of threads, with the methods of `AsyncCache`."""
 
     names: Sequence[str] = NAMES
+    units_max = UNITS_MAX
 
     def __init__(self, path: Path) -> None:
         self.cache = open_cache(path)
@@ -72,6 +75,7 @@ class Threads:
 
 class Tasks:
     names: Sequence[str] = NAMES
+    units_max = UNITS_MAX
 
     def __init__(self, cache: AsyncCache) -> None:
         self.cache = cache
@@ -98,6 +102,7 @@ class Sessions(Threads):
     """Sessions of an engine on the link to the primary, which read rows by key."""
 
     names = ("customer",)
+    units_max = 3  # they read one key after the other
 
     def __init__(self, path: Path) -> None:
         self._told = threading.local()
@@ -139,7 +144,9 @@ class Lane:
         while not ENDING.is_set():
             name = self.chance.choice(self.cache.names)
             kind, count = ("note", NOTES) if name == "note" else ("group", GROUPS)
-            units = [f"{kind} {n}" for n in self.chance.sample(range(count), self.chance.randint(1, UNITS_MAX))]
+            units = [
+                f"{kind} {n}" for n in self.chance.sample(range(count), self.chance.randint(1, self.cache.units_max))
+            ]
             is_together = len(self.cache.names) > 1 and self.chance.random() < TOGETHER_SHARE
             await self.read(name, units, {"together": True} if is_together else {})
             if self.chance.random() < WRITE_SHARE and not self.calm.exists():
@@ -174,12 +181,14 @@ class Lane:
 
 
 def write_reads(journal: Journal, name: str, begin: int, found: Mapping[Any, Explanation], **fields: Any) -> None:
-    reads = []
+    end, reads = now_us(), defaultdict[Any, list[Any]](list)
     for key, each in found.items():
         is_primary = any(server.is_primary for server in each.servers.values())
-        version = find_version(name, each.value)
-        reads.append((find_unit(name, key), version, each.outcome.name, each.node, is_primary))
-    journal.write("read", name=name, begin=begin, end=now_us(), reads=reads, **fields)
+        shown = find_unit(name, key), find_version(name, each.value)
+        reads[each.outcome.name, each.node, is_primary].append(shown)
+    journal.write(
+        "read", name=name, begin=begin, end=end, reads=[(*how, shown) for how, shown in reads.items()], **fields
+    )
 
 
 async def run_tasks(path: Path, make_lanes: Callable[[Threads | Tasks], list[Lane]]) -> None:

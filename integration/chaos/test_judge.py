@@ -26,9 +26,10 @@ def told(at: float, number: int, life: str = "a", primary: str = "P") -> dict[st
 
 
 def read(begin: float, *values: Any, outcome: str = "HIT", unit: str = "group 1", **fields: Any) -> dict[str, Any]:
-    shown = [(unit, v * SECOND if isinstance(v, int) else v, outcome, NODE, outcome == "ENGINE") for v in values]
+    shown = [(unit, v * SECOND if isinstance(v, int) else v) for v in values]
+    reads = [(outcome, NODE, outcome == "ENGINE", shown)]
     times = {"begin": begin * SECOND, "end": (begin + 0.5) * SECOND}
-    line = {"kind": "read", "name": "customer", "reads": shown, "own": {}, "together": False}
+    line = {"kind": "read", "name": "customer", "reads": reads, "own": {}, "together": False}
     return line | times | fields
 
 
