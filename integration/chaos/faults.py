@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from integration.chaos.journal import now_us
-from integration.chaos.scene import MODES, Scene
+from integration.chaos.scene import MODES, Dated, Scene
 from integration.chaos.shop import COLUMNS
 from integration.servers import DatabaseServer, ServerProcess, link
 
@@ -22,6 +22,7 @@ LONG: Final = 5.0, 20.0
 BETWEEN: Final = 0.5, 2.0
 ANSWER_SECONDS: Final = 30.0
 LOST_SECONDS: Final = 2.0
+AHEAD: Final = (-3600.0, -3.0, -0.5, 0.5, 3.0, 3600.0)
 CROWD: Final = ((60, 20_000), (250, 10_000), (1_200, 4_000))
 """Bytes and number of a stranger's values: as large as stripes, entries, and parts."""
 
@@ -74,6 +75,23 @@ def restarted(scene: Scene, chance: random.Random, target: str) -> Iterator[None
     process.terminate()
     process.launch()
     yield
+
+
+@contextmanager
+def misdated(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
+    """Its machine's clock is wrong, by less or by more than `clock_skew_seconds` allows."""
+    process = find_process(scene, target)
+    assert isinstance(process, Dated)
+    process.terminate()
+    process.ahead_seconds = chance.choice(AHEAD)
+    process.launch()
+    try:
+        yield
+    finally:
+        if process.is_running():  # an invalidator may have ended
+            process.terminate()
+        process.ahead_seconds = 0.0
+        process.launch()
 
 
 def send_to_node(process: ServerProcess, requests: Iterable[bytes]) -> None:
@@ -225,6 +243,8 @@ FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...], tuple[float, float]]]] = {
     "kill -9 of an application": (killed, APPLICATIONS, SHORT),
     "SIGSTOP of an application": (stopped, APPLICATIONS, SHORT),
     "restart of an application": (restarted, APPLICATIONS, SHORT),
+    "wrong clock of an invalidator": (misdated, INVALIDATORS, LONG),
+    "wrong clock of an application": (misdated, APPLICATIONS, LONG),
     "kill -9 of a node": (killed, NODES, SHORT),
     "SIGSTOP of a node": (stopped, NODES, SHORT),
     "flush of a node": (flushed, NODES, SHORT),
