@@ -136,11 +136,21 @@ class Judge:
             versions.sort(key=lambda each: each.order)
 
     def _lose(self) -> None:
-        """A promotion loses what its new primary does not have."""
+        """A promotion loses what its new primary does not have. A log is in order: of a unit that does not say what was
+        kept, it loses what began after the answer to a lost commit, and nothing that was answered before a kept one
+        began. Nobody knows of the others."""
         for line in self._kinds["promotion"]:
-            for unit, kept in line["kept"].items():
-                for version in self._units[unit]:
-                    version.is_lost |= kept < version.order < line["at"]
+            kept, at = line["kept"], line["at"]
+            lost = [each for unit, order in kept.items() for each in self._units[unit] if order < each.order < at]
+            for version in lost:
+                version.is_lost = True
+            first = min((version.end for version in lost), default=math.inf)
+            if first == math.inf:
+                continue
+            for version in (each for unit in self._units.keys() - kept for each in self._units[unit]):
+                version.is_lost |= first < version.begin < at
+                if max(kept.values()) < version.end and version.begin <= first:
+                    version.end, version.gtids = math.inf, None
 
     def _acknowledge(self) -> None:
         flavor, grace = self._bounds.flavor, self._bounds.refresh * SECOND
@@ -214,12 +224,15 @@ class Judge:
         if isinstance(value, str):
             yield "I11", f"the value is {value}"
             return
-        shown = self._find_shown(unit, value, line["end"])
+        found = self._find_shown(unit, value, line["end"])
+        shown = next(found, None)
         if shown is None:
             yield "value", f"{value} was never written by then"
             return
         if shown.is_lost and is_hit and self._is_over(line["begin"]):
-            yield "I7", f"{value} was lost by a promotion"
+            shown = next((each for each in found if not each.is_lost), shown)
+            if shown.is_lost:
+                yield "I7", f"{value} was lost by a promotion"
         if line.get("final"):
             [rows] = self._kinds["rows"]
             judged["end"] += 1
@@ -252,15 +265,15 @@ class Judge:
         """Whether readers know by now of each loss."""
         return not any(at <= end and begin <= until for at, until in self._unnoticed)
 
-    def _find_shown(self, unit: str, value: int | None, end: float) -> Version | None:
-        """The latest version that the value can be."""
+    def _find_shown(self, unit: str, value: int | None, end: float) -> Iterator[Version]:
+        """The versions that the value can be, the latest first."""
         versions = self._units[unit]
         if value is not None and unit in self._orders:
             place = bisect_left(self._orders[unit], value)
             found = versions[place : place + 1]
         else:
             found = versions[bisect_right(self._orders[unit], end) - 1 :: -1] if versions else []
-        return next((each for each in found if each.value == value and each.begin <= end), None)
+        return (each for each in found if each.value == value and each.begin <= end)
 
     def _is_lost(self, unit: str, order: int) -> bool:
         return self._units[unit][bisect_left(self._orders[unit], order)].is_lost
