@@ -21,7 +21,8 @@ def load_runs(*, is_planted: bool = False) -> list[dict[str, Any]]:
 
 def runs() -> Iterator[tuple[str, ...]]:
     for run in load_runs():
-        name = f"{run['flavor']}, {run['cache']}, {run['seconds']} s, seed {run['seed']}"
+        semisync = ", semi-synchronous" * run.get("semisync", False)
+        name = f"{run['flavor']}, {run['cache']}{semisync}, {run['seconds']} s, seed {run['seed']}"
         counts = run["reads"], run["hits"], run["writes"], sum(fault["times"] for fault in run["faults"])
         yield name, *(f"{count:,}" for count in counts), f"{run['violations']:,}", AUDITS[run["audit"]]
 

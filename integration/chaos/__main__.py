@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", choices=sorted(NODE_KINDS), default="memcached")
     parser.add_argument("--bug", choices=sorted(BUGS), default="", metavar="NAME", help="take this defence out")
     parser.add_argument("--recorded", dest="is_recorded", action="store_true", help="on memcached: audit it, too")
+    parser.add_argument(
+        "--semisync", dest="is_semisynchronous", action="store_true", help="commits wait for a replica"
+    )
     parser.add_argument("--folder", type=Path, help="keep the journals there")
     parser.add_argument("--write", action="store_true", help=f"add the run to {RESULTS.name}")
     chosen = vars(parser.parse_args(arguments))
@@ -64,6 +67,7 @@ def summarize(options: Options, verdict: Verdict, faults: list[dict[str, Any]]) 
         "seed": options.seed,
         "flavor": options.flavor,
         "cache": options.cache,
+        "semisync": options.is_semisynchronous,
         "bug": options.bug,
         "reads": verdict.reads,
         "hits": verdict.hits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from integration.chaos.journal import now_us
-from integration.chaos.scene import MODES, Scene
+from integration.chaos.scene import MODES, Dated, Scene
 from integration.chaos.shop import COLUMNS
 from integration.servers import DatabaseServer, ServerProcess, link
 
@@ -22,6 +23,7 @@ LONG: Final = 5.0, 20.0
 BETWEEN: Final = 0.5, 2.0
 ANSWER_SECONDS: Final = 30.0
 LOST_SECONDS: Final = 2.0
+AHEAD: Final = (-3600.0, -3.0, -0.5, 0.5, 3.0, 3600.0)
 CROWD: Final = ((60, 20_000), (250, 10_000), (1_200, 4_000))
 """Bytes and number of a stranger's values: as large as stripes, entries, and parts."""
 
@@ -33,6 +35,7 @@ def find_process(scene: Scene, target: str) -> ServerProcess:
         "invalidator": scene.invalidators,
         "application": scene.applications,
         "database": scene.databases,
+        "archive": [] if scene.archive is None else [scene.archive],
     }
     process = of_kind[kind][int(number)]
     if kind == "invalidator" and not process.is_running():
@@ -74,6 +77,38 @@ def restarted(scene: Scene, chance: random.Random, target: str) -> Iterator[None
     process.terminate()
     process.launch()
     yield
+
+
+@contextmanager
+def misdated(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
+    """Its machine's clock is wrong, by less or by more than `clock_skew_seconds` allows."""
+    process = find_process(scene, target)
+    assert isinstance(process, Dated)
+    process.terminate()
+    process.ahead_seconds = chance.choice(AHEAD)
+    process.launch()
+    try:
+        yield
+    finally:
+        if process.is_running():  # an invalidator may have ended
+            process.terminate()
+        process.ahead_seconds = 0.0
+        process.launch()
+
+
+@contextmanager
+def filled(scene: Scene, chance: random.Random, target: str) -> Iterator[None]:
+    """The disk of its files is full, its log's, too. (The kernel refuses the write with another number.)"""
+    process = find_process(scene, target)
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        if process.is_running():
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        else:
+            process.launch()
 
 
 def send_to_node(process: ServerProcess, requests: Iterable[bytes]) -> None:
@@ -225,6 +260,10 @@ FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...], tuple[float, float]]]] = {
     "kill -9 of an application": (killed, APPLICATIONS, SHORT),
     "SIGSTOP of an application": (stopped, APPLICATIONS, SHORT),
     "restart of an application": (restarted, APPLICATIONS, SHORT),
+    "wrong clock of an invalidator": (misdated, INVALIDATORS, LONG),
+    "wrong clock of an application": (misdated, APPLICATIONS, LONG),
+    "full disk of an invalidator": (filled, INVALIDATORS, LONG),
+    "full disk of the archive": (filled, ("archive 0",), LONG),
     "kill -9 of a node": (killed, NODES, SHORT),
     "SIGSTOP of a node": (stopped, NODES, SHORT),
     "flush of a node": (flushed, NODES, SHORT),
@@ -246,8 +285,11 @@ FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...], tuple[float, float]]]] = {
 """What is done, to which of these, and for how long."""
 
 
-FORGETTING: Final = {"kill -9 of an application", "kill -9 of an invalidator"}
-"""They lose what the process has not written of the history yet, and then an audit proves nothing."""
+FORGETTING: Final = {
+    *("kill -9 of an application", "kill -9 of an invalidator", "full disk of an invalidator"),
+    *("wrong clock of an application", "wrong clock of an invalidator"),
+}
+"""The process loses what it has not written of the history yet, or dates it wrong; then an audit proves nothing."""
 
 DATABASES: Final = {"database 0", *REPLICAS}
 PARTS: Final = {
@@ -264,7 +306,7 @@ class Lane:
 
     def __init__(self, scene: Scene, seed: str, until: float) -> None:
         self._scene, self._chance, self._until = scene, random.Random(seed), until
-        left_out = FORGETTING if scene.options.is_recorded else set()
+        left_out = {"full disk of the archive"} if scene.archive is None else FORGETTING
         self._names = sorted(FAULTS.keys() - left_out)
 
     def run(self) -> None:

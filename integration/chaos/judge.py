@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,6 +38,12 @@ NOTICED_SECONDS: Final = 2.0
 """A reader asks once a second which history there is."""
 
 SECOND: Final = 1_000_000
+
+Rising = Sequence[tuple[float, int]]
+"""(time, the latest version that was there by then), by time."""
+
+Demand = tuple[str, Mapping[str, Rising], float]
+"""A rule, a history of each unit, and the time at which it says which version is the least."""
 
 
 @dataclass(slots=True)
@@ -93,9 +99,11 @@ class Judge:
         self._done = {unit: _rising(versions, lambda each: each.end) for unit, versions in self._units.items()}
         nodes = {line["node"] for line in self._kinds["record"]}
         self._told = {
-            (node, unit): _rising(versions, lambda each, node=node: each.acknowledged.get(node, math.inf))
+            node: {
+                unit: _rising(versions, lambda each, node=node: each.acknowledged.get(node, math.inf))
+                for unit, versions in self._units.items()
+            }
             for node in nodes
-            for unit, versions in self._units.items()
         }
 
     def judge(self) -> Verdict:
@@ -128,11 +136,21 @@ class Judge:
             versions.sort(key=lambda each: each.order)
 
     def _lose(self) -> None:
-        """A promotion loses what its new primary does not have."""
+        """A promotion loses what its new primary does not have. A log is in order: of a unit that does not say what was
+        kept, it loses what began after the answer to a lost commit, and nothing that was answered before a kept one
+        began. Nobody knows of the others."""
         for line in self._kinds["promotion"]:
-            for unit, kept in line["kept"].items():
-                for version in self._units[unit]:
-                    version.is_lost |= kept < version.order < line["at"]
+            kept, at = line["kept"], line["at"]
+            lost = [each for unit, order in kept.items() for each in self._units[unit] if order < each.order < at]
+            for version in lost:
+                version.is_lost = True
+            first = min((version.end for version in lost), default=math.inf)
+            if first == math.inf:
+                continue
+            for version in (each for unit in self._units.keys() - kept for each in self._units[unit]):
+                version.is_lost |= first < version.begin < at
+                if max(kept.values()) < version.end and version.begin <= first:
+                    version.end, version.gtids = math.inf, None
 
     def _acknowledge(self) -> None:
         flavor, grace = self._bounds.flavor, self._bounds.refresh * SECOND
@@ -173,61 +191,89 @@ class Judge:
 
     def _judge_read(self, line: Mapping[str, Any], verdict: Verdict) -> None:
         together: dict[str, set[Any]] = defaultdict(set)
-        for unit, value, outcome, node, is_primary in line["reads"]:
-            verdict.reads += 1
-            verdict.hits += outcome in HITS
-            verdict.outcomes[outcome] += 1
-            together[unit].add(value)
-            where = f"{line['name']} {unit}, {outcome} of {node}, read {line['begin']} to {line['end']}"
-            if isinstance(value, str):
-                verdict.violations.append(f"I11: {where}: the value is {value}")
-                continue
-            shown = self._find_shown(unit, value, line["end"])
-            if shown is None:
-                verdict.violations.append(f"value: {where}: {value} was never written by then")
-                continue
-            if shown.is_lost and outcome in HITS and self._is_over(line["begin"]):
-                verdict.violations.append(f"I7: {where}: {value} was lost by a promotion")
-            if line.get("final"):
-                [rows] = self._kinds["rows"]
-                verdict.judged["end"] += 1
-                if value != rows["units"][unit]:
-                    verdict.violations.append(f"end: {where}: {value}, and the primary has {rows['units'][unit]}")
-            for rule, least in self._demands(line, unit, outcome, node, is_primary):
-                verdict.judged[rule] += 1
-                if shown.order < least:
-                    verdict.violations.append(f"{rule}: {where}: {shown.order} where {least} was demanded")
+        when = f"read {line['begin']} to {line['end']}"
+        for outcome, node, is_primary, values in line["reads"]:
+            verdict.reads += len(values)
+            verdict.hits += len(values) * (outcome in HITS)
+            verdict.outcomes[outcome] += len(values)
+            demands = list(self._demands(line, outcome, node, is_primary))
+            for unit, value in values:
+                together[unit].add(value)
+                verdict.violations += [
+                    f"{rule}: {line['name']} {unit}, {outcome} of {node}, {when}: {why}"
+                    for rule, why in self._judge_value(line, unit, value, outcome in HITS, demands, verdict.judged)
+                ]
         if line["together"]:
             verdict.judged["I11"] += len(together)
             verdict.violations += [
-                f"I11: {line['name']} {unit} read {line['begin']} to {line['end']}: {sorted(map(str, values))}"
+                f"I11: {line['name']} {unit} {when}: {sorted(map(str, values))}"
                 for unit, values in together.items()
                 if len(values) > 1
             ]
 
-    def _demands(self, line: Mapping[str, Any], unit: str, outcome: str, node: str, is_primary: bool) -> Any:
-        """The least version, by rule, that the read must show."""
+    def _judge_value(
+        self,
+        line: Mapping[str, Any],
+        unit: str,
+        value: Any,
+        is_hit: bool,
+        demands: Sequence[Demand],
+        judged: Counter[str],
+    ) -> Iterator[tuple[str, str]]:
+        """What is wrong with it: the rule and why."""
+        if isinstance(value, str):
+            yield "I11", f"the value is {value}"
+            return
+        found = self._find_shown(unit, value, line["end"])
+        shown = next(found, None)
+        if shown is None:
+            yield "value", f"{value} was never written by then"
+            return
+        if shown.is_lost and is_hit and self._is_over(line["begin"]):
+            shown = next((each for each in found if not each.is_lost), shown)
+            if shown.is_lost:
+                yield "I7", f"{value} was lost by a promotion"
+        if line.get("final"):
+            [rows] = self._kinds["rows"]
+            judged["end"] += 1
+            if value != rows["units"][unit]:
+                yield "end", f"{value}, and the primary has {rows['units'][unit]}"
+        least = [(rule, _last(rising[unit], at)) for rule, rising, at in demands]
+        if (
+            unit in line["own"]
+            and self._is_noticed(line["begin"], line["end"])
+            and not self._is_lost(unit, line["own"][unit])
+        ):
+            least.append(("I9", line["own"][unit]))
+        for rule, order in least:
+            judged[rule] += 1
+            if shown.order < order:
+                yield rule, f"{shown.order} where {order} was demanded"
+
+    def _demands(self, line: Mapping[str, Any], outcome: str, node: str, is_primary: bool) -> Iterator[Demand]:
+        """The values must be as new as these histories at these times, by rule."""
         begin = line["begin"] - LOCAL_COPY_SECONDS * SECOND * (outcome == "LOCAL_HIT")
         if outcome in HITS:
-            yield "I7", _last(self._done[unit], begin - self._bounds.staleness * SECOND)
+            yield "I7", self._done, begin - self._bounds.staleness * SECOND
         is_due = outcome in REQUIRED and (outcome in STORED or not is_primary or self._is_primary(begin, line["end"]))
-        is_noticed = not any(at <= line["end"] and begin <= end for at, end in self._unnoticed)
-        if is_due and is_noticed and (node, unit) in self._told:
-            yield "I1" if outcome in HITS else "I10", _last(self._told[node, unit], begin)
+        if is_due and self._is_noticed(begin, line["end"]) and node in self._told:
+            yield "I1" if outcome in HITS else "I10", self._told[node], begin
         if is_primary and self._is_primary(begin, line["end"]):
-            yield "primary", _last(self._done[unit], begin)
-        if unit in line["own"] and is_noticed and not self._is_lost(unit, line["own"][unit]):
-            yield "I9", line["own"][unit]
+            yield "primary", self._done, begin
 
-    def _find_shown(self, unit: str, value: int | None, end: float) -> Version | None:
-        """The latest version that the value can be."""
+    def _is_noticed(self, begin: float, end: float) -> bool:
+        """Whether readers know by now of each loss."""
+        return not any(at <= end and begin <= until for at, until in self._unnoticed)
+
+    def _find_shown(self, unit: str, value: int | None, end: float) -> Iterator[Version]:
+        """The versions that the value can be, the latest first."""
         versions = self._units[unit]
         if value is not None and unit in self._orders:
             place = bisect_left(self._orders[unit], value)
             found = versions[place : place + 1]
         else:
             found = versions[bisect_right(self._orders[unit], end) - 1 :: -1] if versions else []
-        return next((each for each in found if each.value == value and each.begin <= end), None)
+        return (each for each in found if each.value == value and each.begin <= end)
 
     def _is_lost(self, unit: str, order: int) -> bool:
         return self._units[unit][bisect_left(self._orders[unit], order)].is_lost
@@ -245,8 +291,7 @@ class Judge:
         return begin > last + self._bounds.staleness * SECOND
 
 
-def _rising(versions: Sequence[Version], find: Any) -> list[tuple[float, int]]:
-    """(time, the latest version that was there by then), by time."""
+def _rising(versions: Sequence[Version], find: Any) -> Rising:
     points = sorted((find(each), each.order) for each in versions if not each.is_lost and find(each) < math.inf)
     latest, rising = 0, []
     for at, order in points:
@@ -255,7 +300,7 @@ def _rising(versions: Sequence[Version], find: Any) -> list[tuple[float, int]]:
     return rising
 
 
-def _last(rising: Sequence[tuple[float, int]], at: float) -> int:
+def _last(rising: Rising, at: float) -> int:
     """The latest version of before ``at``."""
     place = bisect_left(rising, (at, -1))
     return rising[place - 1][1] if place else 0

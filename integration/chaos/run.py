@@ -20,7 +20,7 @@ from freshness.position import Position
 from integration.chaos.client import open_cache, write_reads
 from integration.chaos.faults import INVALIDATORS, lose, strike
 from integration.chaos.journal import now_us, read_journals
-from integration.chaos.judge import Bounds, Judge, Verdict
+from integration.chaos.judge import HITS, Bounds, Judge, Verdict
 from integration.chaos.scene import LINEAGE, Options, Scene, open_scene
 from integration.chaos.shop import GROUPS, NAMES, NOTES, find_keys, find_unit
 from integration.harness import wait_covered, wait_until
@@ -124,16 +124,17 @@ def find_faults(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for name in sorted({fault["name"] for fault in faults}):
         same = [fault for fault in faults if fault["name"] == name]
         during = [r for f in same for r in reads if r["begin"] < f["end"] and r["end"] > f["begin"]]
-        values = [each for line in during if line["kind"] == "read" for each in line["reads"]]
+        found = [each for line in during if line["kind"] == "read" for each in line["reads"]]
+        values = sum(len(shown) for *_, shown in found)
         refused = sum(line["count"] for line in during if line["kind"] == "refused")
-        hits = sum(each[2] in ("HIT", "LOCAL_HIT", "MOVED") for each in values)
+        hits = sum(len(shown) for outcome, *_, shown in found if outcome in HITS)
         after = [find_first_hit(reads, fault["end"]) for fault in same]
         yield {
             "fault": name,
             "times": len(same),
-            "values": len(values),
-            "answered": round(len(values) / max(1, len(values) + refused), 4),
-            "hits": round(hits / max(1, len(values)), 3),
+            "values": values,
+            "answered": round(values / max(1, values + refused), 4),
+            "hits": round(hits / max(1, values), 3),
             "slowest_read_seconds": round(max((r["end"] - r["begin"] for r in during), default=0) / 1e6, 1),
             "first_hit_seconds": round(max(after, default=0) / 1e6, 2),
         }
@@ -145,7 +146,7 @@ def find_first_hit(reads: list[dict[str, Any]], at: int) -> int:
         (
             line["end"] - at
             for line in reads
-            if line["kind"] == "read" and line["begin"] >= at and any(each[2] == "HIT" for each in line["reads"])
+            if line["kind"] == "read" and line["begin"] >= at and any(each[0] == "HIT" for each in line["reads"])
         ),
         0,
     )

@@ -33,7 +33,7 @@ from integration.servers.program import InvalidatorProcess, PythonProgram
 from invalidator.process.status import read_nodes
 
 LINEAGE: Final = "shop/-"
-MODES: Final = ("threads", "tasks", "sessions")
+MODES: Final = ("threads", "tasks", "sessions", "models")
 WATCH_SECONDS: Final = 0.01
 CLERK_SECONDS: Final = 0.05
 SUPERVISE_SECONDS: Final = 0.5
@@ -48,10 +48,28 @@ NODE_KINDS: Final[dict[str, Any]] = {
     "redis": lambda: Redis(options=("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")),
 }
 
+SEMISYNCHRONOUS: Final[dict[Flavor, tuple[str, ...]]] = {
+    "mariadb": (
+        "--rpl-semi-sync-master-enabled=1",
+        "--rpl-semi-sync-slave-enabled=1",
+        "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
+        "--rpl-semi-sync-master-timeout=1000",
+    ),
+    "mysql": (
+        "--plugin-load-add=semisync_source.so",
+        "--plugin-load-add=semisync_replica.so",
+        "--rpl-semi-sync-source-enabled=1",
+        "--rpl-semi-sync-replica-enabled=1",
+        "--rpl-semi-sync-source-timeout=1000",
+    ),
+}
+"""A commit is in the log, and shows on the primary only when a replica has it, too, or after a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is. ``bug``: the name of a defence that is taken out. A run that ``is_recorded`` can be audited."""
+    """What a run is. ``bug``: the name of a defence that is taken out. A run that ``is_recorded`` can be audited. In
+    one that ``is_semisynchronous`` a commit waits for a replica."""
 
     seconds: int = 60
     seed: int = 1
@@ -59,15 +77,29 @@ class Options:
     cache: str = "memcached"
     bug: str = ""
     is_recorded: bool = False
+    is_semisynchronous: bool = False
 
 
-class Invalidator(InvalidatorProcess):
+class Dated(PythonProgram):
+    """Its wall clock is ahead by so much when it is started."""
+
+    ahead_seconds = 0.0
+
+    def command(self) -> list[str]:
+        command = super().command()
+        if self.ahead_seconds:
+            place = command.index("-m") + 1
+            command[place:place] = ["integration.chaos.misdated", str(self.ahead_seconds)]
+        return command
+
+
+class Invalidator(Dated, InvalidatorProcess):
     def __init__(self, path: Path, bug: str) -> None:
         super().__init__(path)
         self._arguments = with_bug(bug, *self._arguments)
 
 
-class Application(PythonProgram):
+class Application(Dated):
     technology = "application"
 
     def is_ready(self) -> bool:
@@ -226,7 +258,8 @@ class Scene:
 def open_scene(folder: Path, options: Options) -> Iterator[Scene]:
     """Everything runs and is open; the applications have begun."""
     with ExitStack() as stack:
-        databases = [make_database(options.flavor, server_id=number) for number in (1, 2, 3)]
+        settings = SEMISYNCHRONOUS[options.flavor] * options.is_semisynchronous
+        databases = [make_database(options.flavor, server_id=number, options=settings) for number in (1, 2, 3)]
         for database in databases:
             stack.callback(database.stop)
             database.launch()

@@ -17,8 +17,8 @@ import pymysql
 
 from integration.chaos.journal import Journal, now_us
 
-GROUPS: Final = 24
-NOTES: Final = 24
+GROUPS: Final = 48
+NOTES: Final = 48
 PAD_BYTES: Final = 3_000
 """Of a document. More than two parts of `CACHE`."""
 
@@ -108,7 +108,7 @@ def find_version(name: str, value: Any) -> int | str | None:
 
 
 def pad_of(version: int) -> str:
-    return (f"{version} " * PAD_BYTES)[:PAD_BYTES]
+    return (f"{version} " * (PAD_BYTES // 2))[:PAD_BYTES]
 
 
 def load_statements() -> list[str]:

@@ -26,14 +26,18 @@ def told(at: float, number: int, life: str = "a", primary: str = "P") -> dict[st
 
 
 def read(begin: float, *values: Any, outcome: str = "HIT", unit: str = "group 1", **fields: Any) -> dict[str, Any]:
-    shown = [(unit, v * SECOND if isinstance(v, int) else v, outcome, NODE, outcome == "ENGINE") for v in values]
+    shown = [(unit, v * SECOND if isinstance(v, int) else v) for v in values]
+    reads = [(outcome, NODE, outcome == "ENGINE", shown)]
     times = {"begin": begin * SECOND, "end": (begin + 0.5) * SECOND}
-    line = {"kind": "read", "name": "customer", "reads": shown, "own": {}, "together": False}
+    line = {"kind": "read", "name": "customer", "reads": reads, "own": {}, "together": False}
     return line | times | fields
 
 
 def promotion(at: float, kept: int) -> dict[str, Any]:
     return {"kind": "promotion", "begin": (at - 1) * SECOND, "at": at * SECOND, "kept": {"group 1": kept * SECOND}}
+
+
+NOTE: Final = commit(5, 6, "note 1")
 
 
 def judge(*lines: dict[str, Any]) -> Verdict:
@@ -62,6 +66,9 @@ def judge(*lines: dict[str, Any]) -> Verdict:
         [read(22, 20, own={"group 1": 20 * SECOND})],
         [read(22, 20, 20, together=True)],
         [promotion(22, 10), read(25, 10), read(25, 20), told(26, 20, primary="S"), read(60, 10)],
+        [*NOTE, *commit(22, 23, "note 1"), promotion(24, 10), read(40, 5, unit="note 1")],
+        [*NOTE, *commit(15, 16, "note 1"), promotion(24, 10), read(40, 5, unit="note 1")],
+        [*NOTE, *commit(22, 23, "note 1", None), read(23.1, None, unit="note 1"), promotion(24, 10)],
         [told(1, 0, "a"), told(30, 20, "b"), read(30.1, 10)],
         [
             told(5, 9),
@@ -84,6 +91,9 @@ def test_what_is_right(lines: list[dict[str, Any]]) -> None:
         ("I10", [told(30, 20), read(31, 10, outcome="FILLED")]),
         ("I7", [read(35, 10)]),
         ("I7", [promotion(22, 10), read(36, 20)]),
+        ("I7", [*NOTE, *commit(22, 23, "note 1"), promotion(24, 10), read(40, 22, unit="note 1")]),
+        ("I7", [*NOTE, *commit(22, 23, "note 1", None), promotion(24, 10), read(40, None, unit="note 1")]),
+        ("I7", [*NOTE, *commit(7, 8, "note 1"), promotion(24, 10), read(40, 5, unit="note 1")]),
         (
             "I9",
             [
