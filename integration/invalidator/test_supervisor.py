@@ -76,7 +76,7 @@ def test_the_life_of_a_process(pair: Pair, tmp_path: Path, manager: Manager) -> 
             trap.touch()
             while not trap.with_suffix(".sprung").exists():
                 manager.wait_for("WATCHDOG=1".__eq__)
-            came = []
+            came: list[str] = []
             for _ in range(5):
                 time.sleep(WATCHDOG_USEC / 1e6)
                 program.reload(system.config)  # the process hears, and its loop hangs
