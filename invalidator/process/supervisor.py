@@ -1,4 +1,4 @@
-"""What a supervisor such as systemd is told of this process: sd_notify(3), a datagram to ``NOTIFY_SOCKET``."""
+"""What this process says to a supervisor such as systemd: sd_notify(3), a datagram to ``NOTIFY_SOCKET``."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ class Supervisor:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto("\n".join(states).encode(), self._address)
         except OSError as error:
-            log.warning("the supervisor was not told %s: %s", states[0], error)
+            log.warning("%s did not reach the supervisor: %s", states[0], error)

@@ -129,7 +129,7 @@ def test_workers_that_hang_are_waited_for_together(scene: Scene, monkeypatch: py
 
 
 class Notes(Supervisor):
-    """Keeps what a supervisor is told."""
+    """Keeps what is sent to a supervisor."""
 
     def __init__(self) -> None:
         super().__init__({"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1"})
@@ -139,7 +139,7 @@ class Notes(Supervisor):
         self.sent.append(states[0])
 
 
-def test_a_supervisor_is_told_of_the_life_and_of_loops_that_take_steps(scene: Scene) -> None:
+def test_a_supervisor_hears_of_the_life_and_of_loops_that_take_steps(scene: Scene) -> None:
     notes = Notes()
     invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")), supervisor=notes)
     thread = scene.start(invalidator)

@@ -97,7 +97,7 @@ def test_a_supervisor_that_does_not_take_it_is_logged_and_does_not_hold_up(
     supervisor = manager.watch()
     while not caplog.messages:
         supervisor.stop()
-    assert "the supervisor was not told STOPPING=1" in caplog.messages[0]
+    assert "STOPPING=1 did not reach the supervisor" in caplog.messages[0]
 
 
 def test_without_a_supervisor_nothing_is_sent(caplog: pytest.LogCaptureFixture) -> None:
