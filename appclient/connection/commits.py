@@ -13,6 +13,7 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import CLIENT, SERVER_STATUS
 
+from appclient.connection.driver import require_safe
 from freshness.errors import ConfigError, FormatError, SourceUnsuitable
 from freshness.position import Position, empty_position, parse_position
 
@@ -69,7 +70,9 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
 
 async def ask_committed(connection: Any, flavor: str) -> str:
     """The GTIDs that the session of asyncmy or aiomysql has committed, for `Database.commit_token_of`. Raises
-    `ConfigError` if a transaction is open. Errors of the driver come out as they are."""
+    `ConfigError` if a transaction is open, `SourceUnsuitable` for a dangerous version of them. Errors of the driver
+    come out as they are."""
+    require_safe(connection)
     _require_no_transaction(connection)
     async with connection.cursor() as cursor:
         await cursor.execute(COMMITTED_SQL[flavor])

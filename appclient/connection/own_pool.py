@@ -20,6 +20,7 @@ from pymysql.constants import CR, FIELD_TYPE
 from pymysql.cursors import DictCursor
 
 from appclient.connection.commits import find_transaction
+from appclient.connection.driver import require_safe
 from appclient.connection.pool import is_nested
 from freshness.config.keyspace import Keyspace
 from freshness.config.server import ServerAddress
@@ -325,6 +326,7 @@ class BorrowingPool:
     def _set_up(self, raw: Any) -> BorrowedConnection:
         connection = BorrowedConnection(self._pool, raw)
         with self._discarding(connection, "setting up the session"):
+            require_safe(connection.driver)
             if find_transaction(connection.driver):
                 raise SourceUnsuitable(
                     "the application's pool gave a connection with an open transaction",

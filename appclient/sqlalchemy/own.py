@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool, Pool
 
+from appclient.connection.driver import require_safe
 from appclient.connection.statement import SessionWatch, calls_stored_function, is_several
 from appclient.sqlalchemy.replay import Answer, ReplayEngine
 from freshness.errors import ConfigError
@@ -96,6 +97,7 @@ def _watch(entry: Any) -> SessionWatch:
     found: SessionWatch | None = entry.info.get(_WATCH)
     if found is None:
         of = entry.connection if isinstance(entry, Connection) else entry
+        require_safe(of.driver_connection)
         found = entry.info[_WATCH] = SessionWatch(of.driver_connection)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from freshness.config.access import NodeLogin
@@ -25,8 +25,9 @@ def _section(kind: type) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required = []
     settings = {item.name: hint for item, hint in settings_of(kind)}
-    for name, hint in get_type_hints(kind).items():
-        item = kind.__dataclass_fields__[name]
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        name, hint = item.name, hints[item.name]
         if name in settings:
             properties[name] = _setting(item, settings[name])
         elif hint is NodeLogin:

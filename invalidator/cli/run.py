@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def run(
 ) -> None:
     """Follow the binlogs and invalidate, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
     from invalidator.process.app import Invalidator
+    from invalidator.process.supervisor import Supervisor
     from invalidator.stream.start import parse_past
 
     level = logging.getLevelNamesMapping().get(log_level.upper())
@@ -89,8 +91,11 @@ def run(
                 hint='give one of them; start = "progress" is the default',
             )
         since_us = parse_past(since, now_us=time.time_ns() // 1000, rewind_seconds=settings.stream.rewind_seconds)
-    invalidator = Invalidator(settings, shards=shard or (), nodes=node or (), since_us=since_us)
-    reload_on_hangup(config, invalidator.reload)
+    supervisor = Supervisor(os.environ)
+    invalidator = Invalidator(
+        settings, shards=shard or (), nodes=node or (), since_us=since_us, supervisor=supervisor
+    )
+    reload_on_hangup(config, invalidator.reload, supervisor.reload)
     call_on_stop(invalidator.stop)
     with ExitStack() as stack:
         if settings.http.listen is not None:

@@ -26,9 +26,15 @@ def note_stop() -> Callable[[], bool]:
     return lambda: bool(came)
 
 
-def reload_on_hangup(path: Path, take: Callable[[Config], None]) -> None:
-    """Hand the configuration to ``take`` again on SIGHUP. A wrong one is logged, and nothing changes."""
-    signal.signal(signal.SIGHUP, lambda *_: _reload(path, take))
+def reload_on_hangup(path: Path, take: Callable[[Config], None], begin: Callable[[], None] = lambda: None) -> None:
+    """Hand the configuration to ``take`` again on SIGHUP, after a call of ``begin``. A wrong one is logged, and
+    nothing changes."""
+
+    def reload(*_: object) -> None:
+        begin()
+        _reload(path, take)
+
+    signal.signal(signal.SIGHUP, reload)
 
 
 def load_on_hangup(path: Path) -> Callable[[], Config]:

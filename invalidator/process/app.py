@@ -27,6 +27,7 @@ from freshness.objects.registry import ObjectDefinition
 from invalidator.binlog.seek import TimeIndex
 from invalidator.process.assignment import Assignment
 from invalidator.process.metrics import Metrics
+from invalidator.process.supervisor import Supervisor
 from invalidator.process.worker import ShardWorker
 from invalidator.replica.promotion import PrimaryMoved, with_primary
 
@@ -99,7 +100,9 @@ class Invalidator:
         shards: Collection[str] = (),
         nodes: Collection[str] = (),
         since_us: int | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
+        self._supervisor = supervisor or Supervisor({})
         self.config = config
         """With the primaries that were adopted."""
         self._given = config
@@ -166,11 +169,20 @@ class Invalidator:
                     if following is not None:
                         self._exchange(following)
                     self._look_after()
+                    if self._next is None:
+                        self._report()
                     threading.Event().wait(WATCH_SECONDS)
         finally:
+            self._supervisor.stop()
             self._stop(list(self._running))
             if self._recorder is not None:
                 self._recorder.close()
+
+    def _report(self) -> None:
+        """A worker that is not in its loop is bounded by the time-outs of its statements, and counts as alive."""
+        status = ", ".join(f"{lineage} {each.worker.state}" for lineage, each in self._running.items())
+        alive = {lineage: each.worker for lineage, each in self._running.items() if each.ended_at is None}
+        self._supervisor.look(status, {lineage: worker.steps for lineage, worker in alive.items() if worker.steps})
 
     def _exchange(self, config: Config) -> None:
         try:

@@ -69,7 +69,7 @@ class ShardWorker:
     is not known to be over; "" if there is none. ``ended_by``: the error that ended it. ``recent``: its work of the
     last minutes. ``times``: received positions by time, for consumers that begin at a time. ``read_registry``: reads
     the schema, and gets the objects as they were before. ``since_us``: time (µs since 1970) from which on every node
-    is sent everything again. ``created_at``: by `running_clock`.
+    is sent everything again. ``created_at``: by `running_clock`. ``steps``: number of those that its loop has taken.
     """
 
     assignment: Assignment
@@ -86,6 +86,7 @@ class ShardWorker:
     times: TimeIndex = field(init=False)
     recent: RecentWork = field(default_factory=RecentWork)
     created_at: float = field(default_factory=running_clock)
+    steps: int = 0
     _source: Source | None = field(default=None, init=False)
     _is_stopping: bool = field(default=False, init=False)
     _left_for: FreshnessError | None = field(default=None, init=False)
@@ -231,6 +232,7 @@ class ShardWorker:
             raise _KeysAltered(replace(present, altered=altered))
 
     def _follow(self) -> None:
+        self.steps = 0
         task = self.assignment
         shard, flavor = task.shard, task.flavor
         cascades = self._check()
@@ -288,6 +290,7 @@ class ShardWorker:
         """Answers the loop's own steps with the real source, and all others with the driver."""
 
         def answer(step: LoopStep) -> Any:
+            self.steps += 1
             match step:
                 case Poll():
                     transactions = source.poll(step.timeout_seconds, step.transactions_max)

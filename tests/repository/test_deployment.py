@@ -26,6 +26,7 @@ from freshness.config.config import Config, load_config
 from freshness.config.hostport import parse_host_port
 from freshness.errors import FreshnessError
 from invalidator.archive import record
+from invalidator.binlog.source import READ_TIMEOUT_SECONDS
 from invalidator.cli import app as program
 from invalidator.http import service
 from invalidator.http.gates import OPEN_PATHS, SCOPES, read_grants
@@ -100,6 +101,14 @@ def test_the_unit_waits_for_the_end_and_does_not_repeat_a_mistake(unit: RawConfi
     assert hopeless <= codes
     assert not hopeless & {kind.exit_code for kind in kinds if kind.is_retryable}
     assert running["ExecReload"] == "kill -HUP $MAINPID"
+
+
+def test_the_unit_waits_for_what_the_process_says_and_has_more_patience_than_a_step_takes(
+    unit: RawConfigParser,
+) -> None:
+    running = unit["Service"]
+    assert running["Type"] == "notify"
+    assert float(running["WatchdogSec"]) > 2 * (app.WORKER_STOP_SECONDS + READ_TIMEOUT_SECONDS)
 
 
 def test_the_command_of_the_unit_runs_until_it_is_told_to_end(unit: RawConfigParser, tmp_path: Path) -> None:

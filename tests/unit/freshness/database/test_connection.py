@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import ssl
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -105,6 +107,22 @@ def test_the_password_is_read_for_each_connection(tmp_path: Path, asked: list[di
         connect(ServerAddress(REMOTE, password=PasswordFile(path)))
     assert "read again" in caught.value.hint
     assert len(asked) == 2
+
+
+def test_each_connection_has_a_token_of_its_own_by_the_recipe_of_the_page(
+    tmp_path: Path, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "config.md").read_text()
+    (recipe,) = re.findall(r'`(\["aws",[^`]*\])`', page)
+    program = tmp_path / "aws"
+    program.write_text('#!/bin/sh\necho "$@" >> "$0.calls"\necho "token $(wc -l < "$0.calls")"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    for _ in range(2):
+        connect(ServerAddress(REMOTE, user="app", password=PasswordCommand(tuple(json.loads(recipe)))))
+    assert [each["password"] for each in asked] == ["token 1", "token 2"]
+    said = f"rds generate-db-auth-token --hostname {REMOTE} --port 3306 --username app"
+    assert (tmp_path / "aws.calls").read_text().splitlines() == [said, said]
 
 
 @pytest.mark.parametrize(

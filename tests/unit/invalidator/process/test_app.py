@@ -16,6 +16,7 @@ from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable, StreamStopped
 from invalidator.process import app
 from invalidator.process.app import Invalidator
+from invalidator.process.supervisor import Supervisor
 from invalidator.process.worker import ShardWorker
 from invalidator.replica.promotion import PrimaryMoved
 
@@ -125,6 +126,42 @@ def test_workers_that_hang_are_waited_for_together(scene: Scene, monkeypatch: py
     monkeypatch.setattr(app, "running_clock", lambda: now)
     invalidator._stop(list(invalidator._running))
     assert waited == [app.WORKER_STOP_SECONDS, 0.0, 0.0]
+
+
+class Notes(Supervisor):
+    """Keeps what is sent to a supervisor."""
+
+    def __init__(self) -> None:
+        super().__init__({"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1"})
+        self.sent: list[str] = []
+
+    def _send(self, *states: str) -> None:
+        self.sent.append(states[0])
+
+
+def test_a_supervisor_hears_of_the_life_and_of_loops_that_take_steps(scene: Scene) -> None:
+    notes = Notes()
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")), supervisor=notes)
+    thread = scene.start(invalidator)
+    wait_until(lambda: "WATCHDOG=1" in notes.sent)  # no loop has begun
+    assert notes.sent[:2] == ["READY=1", "STATUS=shop/-80 connecting, shop/80- connecting"]
+    stuck, working = invalidator.workers
+    stuck.steps = 1
+    wait_until(lambda: notes._steps.get("shop/-80") == 1)
+    before = notes.sent.count("WATCHDOG=1")
+    for step in range(1, 100):
+        working.steps = step
+        time.sleep(0.001)
+    assert notes.sent.count("WATCHDOG=1") == before
+    stuck.steps = 2
+    wait_until(lambda: notes.sent.count("WATCHDOG=1") > before)
+    invalidator.reload(scene.config("topology = 2\n" + HEAD + shards("-80", "80-")))
+    notes.reload()
+    wait_until(lambda: notes.sent.count("READY=1") == 2)
+    assert invalidator.config.topology == 2
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert notes.sent[-1] == "STOPPING=1"
 
 
 def test_only_the_shards_that_it_is_given(scene: Scene) -> None:
