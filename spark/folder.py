@@ -17,6 +17,7 @@ import pyarrow
 from pyarrow import fs
 
 from freshness.errors import ConfigError
+from freshness.history import durable
 
 S3: Final = {"s3", "s3a", "s3n"}
 """One store: Arrow calls it s3, and Hadoop s3a."""
@@ -70,6 +71,24 @@ def _spell(uri: str) -> str:
     """The URI as Arrow knows it."""
     scheme, rest = uri.split(":", 1)
     return f"s3:{rest}" if scheme in S3 else uri
+
+
+def make_folder(folder: Folder, path: str) -> None:
+    """Make a folder in it, of that path."""
+    if isinstance(folder.filesystem, fs.LocalFileSystem):
+        durable.make_folder(Path(path))
+    else:
+        folder.filesystem.create_dir(path)
+
+
+def publish(folder: Folder, draft: str, path: str) -> None:
+    """Give a complete file its name, when all that is beside it is on the disk. Others than a local file system keep
+    what was closed."""
+    if isinstance(folder.filesystem, fs.LocalFileSystem):
+        durable.sync_tree(Path(path).parent)
+        durable.publish(Path(draft), Path(path))
+    else:
+        folder.filesystem.move(draft, path)
 
 
 def require_writable(folder: Folder) -> None:

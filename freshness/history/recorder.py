@@ -27,8 +27,10 @@ import pyarrow.parquet as pq
 from freshness import __version__
 from freshness.algorithm.witness import Action
 from freshness.errors import FormatError
+from freshness.history.archive_file import UNFINISHED
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION
+from freshness.history.durable import make_folder, publish, sync
 from freshness.values.codec import DIGEST_BYTES, decode_value, row_digest
 from freshness.values.compression import unpack
 
@@ -41,7 +43,6 @@ BUFFERED_MAX: Final = 100_000
 FILE_ROWS_MAX: Final = 500_000
 WRITE_SECONDS: Final = 0.5
 STOP_SECONDS: Final = 10.0
-UNFINISHED: Final = ".unfinished"
 SAMPLE_SPACE: Final = 1 << 32
 
 SCHEMA: Final = make_schema(ACTIONS, KIND, ACTIONS_VERSION)
@@ -114,7 +115,6 @@ class _Session:
         self._has_failed = False
         self._sequence = 0
         self._files = 0
-        self._file: _OpenFile | None = None
         self._unfinished = 0
         """Actions that are in no finished file; of the thread alone."""
         self._stopping = threading.Event()
@@ -135,10 +135,10 @@ class _Session:
 
     def _run(self) -> None:
         try:
+            file = self._open()
             while not self._stopping.wait(WRITE_SECONDS):
-                self._write()
-            self._write()
-            self._close_file()
+                file = self._write(file)
+            self._write(file).finish()
         except (OSError, pa.ArrowException):
             # The work goes on. The history ends here, without the actions that waited: an audit sees it cut off
             log.exception("history is not recorded any more in %s", self._folder)
@@ -147,7 +147,12 @@ class _Session:
                 self._on_drop(self._unfinished + len(self._waiting))
                 self._waiting.clear()
 
-    def _write(self) -> None:
+    def _open(self) -> _OpenFile:
+        self._files += 1
+        return _OpenFile(self._folder / f"{self._prefix}-{self._files:08d}.parquet")
+
+    def _write(self, file: _OpenFile) -> _OpenFile:
+        """Write what waits; the file for all that comes later."""
         with self._lock:
             actions, self._waiting = self._waiting, deque()
             dropped, self._dropped = self._dropped, 0
@@ -156,19 +161,13 @@ class _Session:
         if dropped:
             rows.append(self._dropped_row(dropped))
         if rows:
-            if self._file is None:
-                self._files += 1
-                self._file = _OpenFile(self._folder / f"{self._prefix}-{self._files:08d}.parquet")
-            self._file.add(rows)
-        if self._file is not None and (
-            self._file.rows >= FILE_ROWS_MAX or self._file.age_seconds() >= self._rotate_seconds
-        ):
-            self._close_file()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.finish()
-            self._file, self._unfinished = None, 0
+            file.add(rows)
+        if not file.rows or (file.rows < FILE_ROWS_MAX and file.age_seconds() < self._rotate_seconds):
+            return file
+        following = self._open()  # at every moment one is unfinished, which shows that the client was killed
+        file.finish()
+        self._unfinished = 0
+        return following
 
     def _row(self, action: Action) -> tuple[Any, ...]:
         self._sequence += 1
@@ -232,10 +231,11 @@ class _OpenFile:
     """A file that is being written, under a name that nobody reads."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._path = path
         self._draft = path.with_name(path.name + UNFINISHED)
         self._writer = pq.ParquetWriter(self._draft, SCHEMA, compression="zstd")
+        sync(path.parent)
         self._begun = time.monotonic()
         self.rows = 0
 
@@ -249,7 +249,9 @@ class _OpenFile:
         self.rows += len(columns[0])
 
     def finish(self) -> None:
+        """Give it its name; remove one without rows."""
         self._writer.close()
-        with self._draft.open("rb") as file:
-            os.fsync(file.fileno())
-        self._draft.replace(self._path)
+        if self.rows:
+            publish(self._draft, self._path)
+        else:
+            self._draft.unlink()

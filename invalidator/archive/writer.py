@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from freshness.errors import ConfigError, FreshnessError, StorageUnavailable, St
 from freshness.history.archive_file import UNFINISHED, ArchiveFile, find_files, format_name, hash_lineage
 from freshness.history.arrow import make_schema
 from freshness.history.columns import CHANGES, CHANGES_VERSION
+from freshness.history.durable import make_folder, publish, sync
 from freshness.history.folder_lock import lock_folder
 from freshness.history.footer import KIND, ArchiveFooter, read_footer
 from freshness.objects.keyfinder import KeyFinder
@@ -179,7 +179,7 @@ class ArchiveWriter:
         self.transactions = 0
         self.duplicates = 0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             self._lock = lock_folder(self._folder, ".lock", "written")
         except OSError as error:
             raise make_storage_error(folder, error) from error
@@ -301,13 +301,10 @@ class ArchiveWriter:
         footer = ArchiveFooter(self._keyspace, file.before, state.token, self._tables)
         file.writer.add_key_value_metadata(footer.to_metadata())
         file.writer.close()
-        file.file.flush()
-        os.fsync(file.file.fileno())
         file.file.close()
-        name = format_name(hash_lineage(lineage), file.first, state.ordinal)
-        file.path.rename(file.folder / name)
-        for folder in (file.folder, file.folder.parent, self._folder):
-            _sync_folder(folder)
+        publish(file.path, file.folder / format_name(hash_lineage(lineage), file.first, state.ordinal))
+        for folder in (file.folder.parent, self._folder):
+            sync(folder)
         state.durable = state.token
         del self._files[lineage]
 
@@ -433,11 +430,3 @@ def make_storage_error(folder: Path, error: OSError) -> FreshnessError:
     if error.errno in _FOR_AN_OPERATOR:
         return ConfigError(message, hint="give another folder, or the right to write there")
     return StorageUnavailable(message, hint="make room, then start it again: it goes on after the last complete file")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

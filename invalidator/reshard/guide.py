@@ -22,6 +22,7 @@ from freshness.config.keyspace import Shard
 from freshness.database.connection import connected
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, StepRefused
+from freshness.history.durable import publish
 from invalidator.reshard.plan import ReshardPlan, Stage
 from invalidator.reshard.sight import Sight, take_sight
 from invalidator.rules.finding import require
@@ -338,10 +339,8 @@ def replace_file(path: Path, text: str) -> None:
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
     shutil.copymode(path, draft)
-    draft.replace(path)
+    publish(draft, path)
 
 
 def _names(shards: Iterable[Shard]) -> str:

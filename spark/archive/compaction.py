@@ -9,7 +9,6 @@ being written is left alone.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.history.archive_file import ArchiveFile, choose_files, format_name, parse_name
+from freshness.history.durable import publish
 from freshness.history.folder_lock import lock_folder
 from freshness.history.footer import ArchiveFooter
 from freshness.position import Position, empty_position, parse_position
@@ -129,22 +129,12 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
         footers[0].keyspace, footers[0].before, footers[-1].resume, tuple(sorted(in_all)), is_sorted_by_key=True
     )
     rows = 0
-    with draft.open("xb") as out:
-        with parquet.ParquetWriter(out, schema.with_metadata({}), compression="zstd") as writer:
-            for group in _groups(files, schema):
-                rows += group.num_rows
-                writer.write_table(
-                    sort_by_key(group).cast(schema.with_metadata({})), row_group_size=GROUP_ROWS_MAX * 2
-                )
-            writer.add_key_value_metadata(footer.to_metadata())
-        out.flush()
-        os.fsync(out.fileno())
-    draft.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with parquet.ParquetWriter(draft, schema.with_metadata({}), compression="zstd") as writer:
+        for group in _groups(files, schema):
+            rows += group.num_rows
+            writer.write_table(sort_by_key(group).cast(schema.with_metadata({})), row_group_size=GROUP_ROWS_MAX * 2)
+        writer.add_key_value_metadata(footer.to_metadata())
+    publish(draft, path)
     return path, rows
 
 

@@ -111,10 +111,16 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
         engine.require_shared(folder)  # now, and not after hours
     if tables:
         tables.require()
+    actions = open_actions(engine, options.history, window)
+    if after and actions.unfinished:
+        raise ConfigError(
+            f"{actions.unfinished[0]} is not finished, and a state would be without its actions",
+            hint="stop its writer, or audit without --save-state; move the file away if its writer was killed",
+        )
     result = audit(
         engine,
         open_changes(engine, options.archive, window),
-        open_actions(engine, options.history, window),
+        actions,
         rules=rules,
         scope=Scope(
             as_of_us=_time_us("--as-of", options.as_of),

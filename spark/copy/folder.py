@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from freshness.errors import ConfigError
+from freshness.history.durable import make_folder, sync, sync_tree
 from freshness.history.folder_lock import lock_folder
 from spark.copy.merge import merge_changes
 from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, read_state, write_state
@@ -44,7 +45,7 @@ class FolderTarget:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """`CopyTarget.opened`: a lock on a file in the folder."""
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_folder(self.out)
         with lock_folder(self.out, ".copying.lock", "written"):
             yield
 
@@ -64,9 +65,11 @@ class FolderTarget:
 
     def _write(self, name: str, table: TableState, rows: DataFrame) -> None:
         table.generation += 1
-        folder = f"{name}/{table.generation:09d}"
-        rows.write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
-        table.folder = folder
+        table.folder = f"{name}/{table.generation:09d}"
+        rows.write.format(self.file_format).mode("overwrite").save(str(self.out / table.folder))
+        sync_tree(self.out / table.folder)
+        for folder in (self.out / name, self.out):
+            sync(folder)
 
     def commit(self, state: CopyState, exact: Collection[str]) -> None:
         """`CopyTarget.commit`: replace ``state.json``, then remove the generations that nobody reads."""

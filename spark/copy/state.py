@@ -8,7 +8,6 @@ readers get. A copy in a database has it as a row. Programs that use a copy in a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.history.durable import publish
 from freshness.position import parse_position
 from spark.copy.table import KEY
 
@@ -100,11 +100,8 @@ def read_state(out: Path) -> CopyState | None:
 def write_state(out: Path, state: CopyState) -> None:
     """As a whole, or not at all."""
     draft = out / f".{STATE}.draft"
-    with draft.open("w") as file:
-        file.write(encode_state(state))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(out / STATE)
+    draft.write_text(encode_state(state))
+    publish(draft, out / STATE)
 
 
 def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = PARQUET) -> DataFrame:

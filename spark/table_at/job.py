@@ -25,6 +25,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from freshness.errors import ConfigError, HistoryLost, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.archive_file import ArchiveFile
+from freshness.history.durable import publish
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
@@ -289,7 +290,7 @@ def _publish(session: SparkSession, merged: DataFrame, out: Path, copy: Path, pu
         require_kept(copy, published)
         count: int = session.read.parquet(f"file://{draft}").count()
         try:
-            draft.rename(out)
+            publish(draft, out)
         except OSError as error:
             raise ConfigError(
                 f"{out} cannot have the table: {error.strerror}", hint="give a folder that does not exist"

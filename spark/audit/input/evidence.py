@@ -78,11 +78,12 @@ class Recorded(NamedTuple):
 
 
 def find_recorder_gaps(
-    stock: Iterable[Stock], lineages: Mapping[str, Lineage], before: Mapping[str, int]
+    stock: Iterable[Stock], lineages: Mapping[str, Lineage], before: Mapping[str, int], unfinished: Iterable[str] = ()
 ) -> Recorded:
     """Clients whose sequences have gaps, or that recorded that they dropped actions. ``before``: the last sequence
-    number of each client that a previous audit saw. A client that is new and does not begin with 1 has earlier
-    actions that nobody reads: deleting old files is not damage, but other actions may rest on them."""
+    number of each client that a previous audit saw. ``unfinished``: names of files that cannot be read: each
+    has the last actions of a client. A client that is new and does not begin with 1 has earlier actions that nobody
+    reads: deleting old files is not damage, but other actions may rest on them."""
     sequences = dict(before)
     by_client: dict[str, list[Stock]] = {}
     for each in stock:
@@ -118,6 +119,9 @@ def find_recorder_gaps(
             told = "some, with as many others twice,"
         source = f"{client}: {told} of {last - first + 1}"
         damages.append(Damage(verdict.RECORDER_GAP, "I8", client, 0, source, first, last, begin_us, evidence))
+    for name in unfinished:
+        lost |= everyone
+        damages.append(Damage(verdict.RECORDER_GAP, "I8", "", 0, name, 0, 0, NOTHING, ()))
     lost_until_us = dict.fromkeys(everyone, max(begins_us)) if begins_us else {}
     return Recorded(damages, lost_until_us | dict.fromkeys(lost, NEVER), sequences)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from pyarrow import fs, parquet
 
 from freshness.errors import ConfigError, FormatError
 from freshness.history import columns as history
-from freshness.history.archive_file import choose_files, parse_name
+from freshness.history.archive_file import UNFINISHED, choose_files, parse_name
 from freshness.history.arrow import make_schema
 from freshness.history.columns import KIND_KEY, VERSION_KEY
 from spark.audit.engine.step import Engine, ScanPart, Told
@@ -141,9 +141,11 @@ def _open(folder: str) -> fs.FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFiles:
-    """Recorded changes or actions. ``rows``: number of them."""
+    """Recorded changes or actions. ``rows``: number of them. ``unfinished``: names of files that were not finished:
+    their writers go on, or were killed."""
 
     parts: tuple[RowPart, ...]
+    unfinished: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -163,8 +165,13 @@ def open_actions(engine: Engine, path: str, window: Window = ALL) -> RecordedFil
     """The cache history, as far as the window needs it. Raises as `open_changes`."""
     folder = open_folder(path)
     files = _list_recording(folder, "actions")
-    footers = _read_footers(engine, folder, files, "actions", history.ACTIONS_VERSION, ACTIONS)
-    return _open_recording(folder, window.choose_actions(footers), "actions", ACTIONS)
+    unfinished = [file for file in files if file.endswith(UNFINISHED)]
+    whole = sorted({*files}.difference(unfinished))
+    if not whole:
+        raise ConfigError(f"there is no whole file in {folder.name}", hint="stop its writers")
+    footers = _read_footers(engine, folder, whole, "actions", history.ACTIONS_VERSION, ACTIONS)
+    found = _open_recording(folder, window.choose_actions(footers), "actions", ACTIONS)
+    return replace(found, unfinished=tuple(Path(file).name for file in unfinished))
 
 
 def _list_recording(folder: Folder, kind: str) -> list[str]:

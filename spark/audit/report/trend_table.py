@@ -19,7 +19,7 @@ from pyarrow import parquet
 from freshness.errors import ConfigError, missing_package
 from spark.audit.model.schema import VIOLATION
 from spark.audit.report.summary import WITHIN_SECONDS, Summary
-from spark.folder import Folder, open_folder, open_local, require_writable
+from spark.folder import Folder, make_folder, open_folder, open_local, publish, require_writable
 
 NINES: Final = pyarrow.schema(
     [
@@ -102,9 +102,9 @@ class ParquetTables:
         filesystem = self._folder.filesystem
         place = f"{self._folder.path}/{name}/day={day}"
         file = f"{as_of_us}.parquet"
-        filesystem.create_dir(place)
+        make_folder(self._folder, place)
         parquet.write_table(rows, f"{place}/.{file}", filesystem=filesystem)
-        filesystem.move(f"{place}/.{file}", f"{place}/{file}")
+        publish(self._folder, f"{place}/.{file}", f"{place}/{file}")
 
 
 class DeltaTables:

@@ -33,7 +33,7 @@ from spark.audit.model.hashing import hash_items
 from spark.audit.model.row import CHANGE, HIT, JUDGED
 from spark.audit.model.schema import ITEM, REPLAY
 from spark.audit.model.timeline import Run
-from spark.folder import Folder, open_folder
+from spark.folder import Folder, make_folder, open_folder, publish
 
 STATE_VERSION: Final = 6
 MANIFEST: Final = "manifest.json"
@@ -199,7 +199,7 @@ def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     number = max((int(name.partition("-")[0]) for name in previous), default=0) + 1
     name = f"{number:08d}-{uuid4().hex}"
     place = f"{folder.path}/{name}"
-    filesystem.create_dir(f"{place}/rows")
+    make_folder(folder, f"{place}/rows")
     step = KeepStep(folder.name, f"{place}/rows", carry.pending, carry.kept.as_of_us, carry_us, carry.spread)
     kept = carry.shuffled.reduce("rows for the next audit", step)
     last = step.write(choose_newest(kept.get("newest", REPLAY.empty_table())))
@@ -213,7 +213,7 @@ def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     manifest = {"version": STATE_VERSION, "files": files, "rows": rows}
     with filesystem.open_output_stream(f"{place}/{MANIFEST}{DRAFT}") as stream:
         stream.write(json.dumps(manifest).encode())
-    filesystem.move(f"{place}/{MANIFEST}{DRAFT}", f"{place}/{MANIFEST}")
+    publish(folder, f"{place}/{MANIFEST}{DRAFT}", f"{place}/{MANIFEST}")
     newest = max((each for each, has_manifest in previous.items() if has_manifest), default="")
     for each in previous:
         if each < newest:

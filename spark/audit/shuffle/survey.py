@@ -107,7 +107,7 @@ def survey_history(
     spread = find_hot(engine, plan(Spread(1)), archive.lineages, count, hot_rows)
     shuffled = engine.shuffle("changes and actions", plan(spread), spread.total)
     stock = read_stock(shuffled.told["stock"]) if "stock" in shuffled.told else []
-    recorded = find_recorder_gaps(stock, lineages, before.sequences if before else {})
+    recorded = find_recorder_gaps(stock, lineages, before.sequences if before else {}, actions.unfinished)
     gaps = find_gtid_gaps(holes, read_held(shuffled.told.get("held")))
     used = replace(
         rules,

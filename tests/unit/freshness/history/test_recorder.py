@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from freshness.algorithm.witness import Action, Trace
 from freshness.errors import ConfigError
 from freshness.history import recorder as recording
+from freshness.history.archive_file import UNFINISHED
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION, KIND_KEY, VERSION_KEY
 from freshness.history.recorder import Recorder, hash_item
 from freshness.position import MysqlGtidSet
@@ -225,6 +227,27 @@ def test_actions_that_cannot_be_written_are_dropped_too(tmp_path: Path) -> None:
     recorder.tell(an_action(2))
     assert sum(dropped) == 2
     recorder.close()
+
+
+def test_a_client_that_is_killed_leaves_an_unfinished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows that actions are missing, also if all before them are in complete files."""
+    unfinished: list[int] = []
+    is_complete = threading.Event()
+    finish = recording._OpenFile.finish
+
+    def watch(file: recording._OpenFile) -> None:
+        finish(file)
+        unfinished.append(len(list(tmp_path.glob(f"*{UNFINISHED}"))))
+        is_complete.set()
+
+    monkeypatch.setattr(recording._OpenFile, "finish", watch)
+    monkeypatch.setattr(recording, "WRITE_SECONDS", 0.01)
+    recorder = Recorder(tmp_path, rotate_seconds=0)
+    recorder.tell(an_action(1))
+    assert is_complete.wait(60)
+    recorder.close()
+    assert unfinished == [1, 0]
+    assert len(rows_in(tmp_path)) == 1
 
 
 def test_a_forked_process_is_a_client_of_its_own(tmp_path: Path) -> None:

@@ -1,14 +1,9 @@
-"""The archive: what is written is read back; a kill at any moment costs nothing; what is broken is named."""
+"""The archive: what is written is read back, and what is broken is named."""
 
 from __future__ import annotations
 
-import gc
-import io
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -313,126 +308,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         World(tmp_path / "file")
-
-
-class Stopped(BaseException):
-    """The process is gone at this point."""
-
-
-def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch, touches_max: int) -> bool:
-    """Write what the archive lacks of nine transactions; False if it was stopped at that touch of the file system."""
-    world: World | None = None
-    count = 0
-
-    def stopping(call: Callable[..., Any]) -> Callable[..., Any]:
-        def touch(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == touches_max:
-                raise Stopped
-            return call(*arguments, **options)
-
-        return touch
-
-    with monkeypatch.context() as patch:
-        for module, name in (*((os, name) for name in ("rename", "mkdir", "unlink", "fsync")), (io, "open")):
-            patch.setattr(module, name, stopping(getattr(module, name)))
-        try:
-            world = World(folder, RotationPolicy(rows_max=2))
-            written = world.writer.resume["shop/-"].position
-            for number in range(1, 10):
-                if written.contains(token(number).position):
-                    continue
-                for each in pieces(number) if number == 4 else [insert(number)]:
-                    world.writer.write(each)
-            world.writer.close()
-        except Stopped:
-            pass
-        else:
-            return True
-    if world is not None:
-        world.writer._lock.close()  # as the system does for a process that is gone
-    gc.collect()
-    return False
-
-
-@pytest.mark.slow
-def test_a_stop_at_any_moment_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every n: a writer ends at its n-th touch of the file system; a second one writes the rest, once."""
-    counts = []
-    for touches_max in range(1, 300):
-        folder = tmp_path / str(touches_max)
-        is_finished = write_all(folder, monkeypatch, touches_max)
-        before = gtids(World(folder, is_reader=True)) if find_files(folder) else []
-        assert before == [f"{SOURCE}:{number}" for number in range(1, len(before) + 1)]
-        counts.append(len(before))
-        assert write_all(folder, monkeypatch, 0)
-        world = World(folder, is_reader=True)
-        assert gtids(world) == [f"{SOURCE}:{number}" for number in range(1, 10)]
-        assert sorted({row["ordinal"] for row in rows(world)}) == list(range(1, 10))
-        assert list(folder.rglob(f"*{UNFINISHED}")) == []
-        if is_finished:
-            break
-    assert is_finished
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (0, 9)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from invalidator.archive.writer import RotationPolicy
-from freshness.stream.source import RowChange
-from tests.unit.invalidator.archive.archive_world import World, message
-
-world = World(Path(sys.argv[1]), RotationPolicy(rows_max=10))
-done = world.writer.resume["shop/-"].position
-number = 0
-while True:
-    number += 1
-    if done.contains(message(number).token.position):
-        continue
-    world.writer.write(message(number, RowChange("customers", "insert", None, {"id": number, "v": "x"})))
-    print(number, flush=True)
-"""
-
-
-def test_killed_processes_leave_one_archive_without_gaps(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    for round_number in range(3):
-        command = [sys.executable, "-c", WRITER, str(tmp_path)]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for _ in range(57 + 7 * round_number):
-                assert process.stdout.readline()
-            process.kill()
-    found = gtids(World(tmp_path, is_reader=True))
-    assert len(found) >= 3 * 50
-    assert found == [f"{SOURCE}:{number}" for number in range(1, len(found) + 1)]
-
-
-def test_a_file_has_its_name_when_it_is_on_the_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash of the machine no name stands for half a file, and none is gone."""
-    done: list[tuple[str, int]] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def note_sync(descriptor: int) -> None:
-        done.append(("synced", os.fstat(descriptor).st_ino))
-        fsync(descriptor)
-
-    def note_name(self: Path, target: Path) -> Path:
-        done.append(("named", self.stat().st_ino))
-        return rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "rename", note_name)
-    world.writer.write(insert(1))
-    world.writer.close()
-    path = find_files(world.folder)[-1].path
-    number = path.stat().st_ino
-    place = done.index(("named", number))
-    assert ("synced", number) in done[:place]
-    assert done[place + 1 :] == [("synced", folder.stat().st_ino) for folder in list(path.parents)[:3]]
 
 
 def test_what_was_left_unfinished_is_removed_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ import pytest
 from pyarrow import parquet
 
 from freshness.errors import ConfigError, FormatError
+from freshness.history.archive_file import UNFINISHED
 from freshness.history.columns import VERSION_KEY
 from spark.audit import __main__ as command
 from spark.audit.engine.local import LocalEngine
@@ -251,6 +252,31 @@ def test_history_that_begins_later_accuses_nothing_more(
     result = run(engine, Folders(archive, write_rows("actions", actions, tmp_path / "history")))
     assert found_in(result)
     assert not _not_planted(result, chosen)
+    result.close()
+
+
+def test_a_client_that_was_killed_accuses_nobody(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
+    """One client of each world lacks the second half of its actions, and an unfinished file says so."""
+    chosen = [world for world in worlds if world.plant not in _TIMELESS]
+    actions: list[Row] = []
+    for number, world in enumerate(chosen):
+        clients = sorted({row["client"] for row in world.history.actions})
+        killed = clients[number % len(clients)]
+        last = max(row["sequence"] for row in world.history.actions if row["client"] == killed)
+        actions += [row for row in world.history.actions if row["client"] != killed or row["sequence"] <= last / 2]
+    archive = write_rows("changes", [row for world in chosen for row in world.history.changes], tmp_path / "archive")
+    folders = Folders(archive, write_rows("actions", actions, tmp_path / "history"))
+    result = run(engine, folders)
+    assert _not_planted(result, chosen), "nobody says that actions are missing"
+    result.close()
+    unfinished = f"w0.parquet{UNFINISHED}"
+    (tmp_path / "history" / unfinished).write_bytes(b"PAR1")
+    result = run(engine, folders)
+    assert [each for each in _not_planted(result, chosen) if each.kind != verdict.RECORDER_GAP] == []
+    assert len(found_in(result)) > WORLDS / 8, "the rest is judged"
+    assert verdict.NOT_FILLED_LOST in result.summary.unknown
+    (gap,) = (row for row in result.violations.to_pylist() if row["object"] == unfinished)
+    assert (gap["kind"], gap["failure"]) == (verdict.RECORDER_GAP, "I8")
     result.close()
 
 
@@ -533,6 +559,22 @@ def test_the_command_tells_mistakes_without_a_traceback(
     options = ["--archive", str(tmp_path / "a"), "--history", str(tmp_path / "b"), "--report", str(tmp_path / "out")]
     assert command.main(options) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_command_judges_the_rest_of_an_unfinished_history(
+    engine: Engine, good: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(good.history) / f"a{UNFINISHED}").write_bytes(b"")
+    options = ["--archive", good.archive, "--history", good.history, "--report", str(tmp_path / "out")]
+    assert command.main([*options, "--json"]) == verdict.NOT_KNOWN
+    assert sum(json.loads(capsys.readouterr().out)["staleness"])
+    assert f"a{UNFINISHED}" in (tmp_path / "out/report.html").read_text()
+    assert command.main([*options, "--save-state", str(tmp_path / "state")]) == 2
+    assert f"a{UNFINISHED} is not finished" in capsys.readouterr().err
+    for path in Path(good.history).glob("*.parquet"):
+        path.unlink()
+    assert command.main(options) == 2
+    assert "no whole file" in capsys.readouterr().err
 
 
 def test_the_command_judges_a_part_of_the_time(
