@@ -49,6 +49,7 @@ _PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistic
 _UNIQUE_KEYS = """SELECT index_name, column_name, sub_part FROM information_schema.statistics
   WHERE table_schema = DATABASE() AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index"""
 _TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = DATABASE()"
+_TABLE = f"{_TABLES} AND table_name = %s"
 
 
 def key_columns(
@@ -139,16 +140,16 @@ def read_tables(address: ServerAddress) -> frozenset[str]:
 
 
 def _read_columns(connection: Connection, database: str, table: str) -> dict[str, tuple[Any, ...]]:
-    tables = {str(name): str(kind) for name, kind in read_rows(connection, _TABLES)}
-    if table not in tables:
-        close = [name for name in tables if name.casefold() == table.casefold()]
+    kinds = {str(name): str(kind) for name, kind in read_rows(connection, _TABLE, (table,))}
+    if table not in kinds:
+        close = [name for name, _ in read_rows(connection, _TABLES) if str(name).casefold() == table.casefold()]
         hint = (
             f"the name is spelled {close[0]}"
             if close
             else "create it, correct the name in the configuration, or grant the account SELECT on it"
         )
         raise ConfigError(f"there is no table {database}.{table}", hint=hint)
-    if "VIEW" in tables[table]:
+    if "VIEW" in kinds[table]:
         raise ConfigError(f"{database}.{table} is a view", hint="the binary log names base tables only; cache those")
     return {str(row[0]): row for row in read_rows(connection, _COLUMNS, (table,))}
 

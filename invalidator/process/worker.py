@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import nan
 from typing import Any, Final, Literal, TypeAlias
 
+from freshness.algorithm.applier import RENEW_SECONDS
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import find_record, record_key, resume_key
 from freshness.algorithm.request import Get, Wait
@@ -217,16 +219,23 @@ class ShardWorker:
             else:
                 return
 
-    def _require_keys(self, tables: Iterable[str]) -> None:
+    def _require_keys(self, tables: Iterable[str], driver: BlockingDriver) -> None:
         """Raise `_KeysAltered` if one of these tables has other keys. Asked before a statement that may have altered
         them is acknowledged, and once the start of the stream is chosen, which leaves out all statements before.
+
+        Keeps the leases: the schema of thousands of objects takes longer.
 
         Raises `SourceUnavailable` and `SourceUnsuitable`.
         """
         task = self.assignment
         if task.tables.isdisjoint(tables):
             return
-        present = replace(task, registry=self.read_registry(task.definitions))
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(self.read_registry, task.definitions)
+            while not wait((reading,), RENEW_SECONDS).done:
+                if self.invalidator is not None:
+                    driver.run(self.invalidator.renew())
+        present = replace(task, registry=reading.result())
         if present.objects != task.objects:
             altered = (task.altered | task.objects.items()) - present.objects.items()
             raise _KeysAltered(replace(present, altered=altered))
@@ -294,15 +303,15 @@ class ShardWorker:
             match step:
                 case Poll():
                     transactions = source.poll(step.timeout_seconds, step.transactions_max)
-                    self._require_keys(chain.from_iterable(each.raised_tables for each in transactions))
+                    self._require_keys(chain.from_iterable(each.raised_tables for each in transactions), driver)
                     return transactions
                 case OpenStream():
                     source.open(step.start)
-                    return self._require_keys(self.assignment.tables)
+                    return self._require_keys(self.assignment.tables, driver)
                 case RaiseEpoch():
                     return epochs.raise_epoch()
                 case Wait() if self._is_shut_out():
-                    self._require_keys(self.assignment.tables)
+                    self._require_keys(self.assignment.tables, driver)
             return driver.answer(step)
 
         return answer

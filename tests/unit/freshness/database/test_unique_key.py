@@ -35,7 +35,7 @@ INDEXES: Final = [
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     answers = {
-        schema._TABLES: [("users", "BASE TABLE")],
+        schema._TABLE: [("users", "BASE TABLE")],
         schema._COLUMNS: COLUMNS,
         schema._UNIQUE_KEYS: INDEXES,
         schema._PRIMARY_KEY: [("hidden", None)],
@@ -46,6 +46,18 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
 
     monkeypatch.setattr(schema, "read_rows", read_rows)
     return cast(Connection, None)
+
+
+def test_the_other_tables_are_not_read(connection: Connection) -> None:
+    """Each table would read all: of a thousand a million. The fixture knows no such query."""
+    assert key_columns(connection, "shop", "users", ("id",))
+
+
+def test_a_name_that_is_spelled_otherwise_is_told(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {schema._TABLE: [], schema._TABLES: [("Users", "BASE TABLE"), ("other", "BASE TABLE")]}
+    monkeypatch.setattr(schema, "read_rows", lambda _, sql, __=(): answers[sql])
+    with pytest.raises(ConfigError, match=r"no table shop\.users.*is spelled Users"):
+        key_columns(connection, "shop", "users")
 
 
 def test_a_primary_key_over_the_beginning_of_a_column_is_refused(

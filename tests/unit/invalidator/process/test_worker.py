@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +113,7 @@ def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknow
     brought = [Transaction(empty_position("mysql"), 0)]
     source: Any = SimpleNamespace(poll=lambda *_: brought, open=lambda _: None)
     nothing: Any = None
-    answer = worker._make_answerer(nothing, source, nothing)
+    answer = worker._make_answerer(nothing, source, nothing)  # without an invalidator, no lease is to be kept
     assert answer(Poll(0, 1)) == brought
     brought[0] = brought[0]._replace(raised_tables=frozenset(("elsewhere",)))
     assert answer(Poll(0, 1)) == brought
@@ -136,6 +137,23 @@ def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknow
     assert altered.value.assignment.altered == {("profile", closed)}, "what has come back may stay"
 
 
+def test_leases_are_kept_while_the_schema_is_read(tmp_path: Path) -> None:
+    """Else all nodes leave, the stream is opened again, the schema is read again, and so on without end (I6)."""
+    worker, renewed = worker_of(tmp_path), threading.Event()
+    shard: Any = SimpleNamespace(renew=renewed.set)
+    worker.invalidator = shard
+
+    def read_registry(previous: Any) -> Any:
+        assert renewed.wait(60), "no lease is renewed"
+        return previous
+
+    worker.read_registry = read_registry
+    source: Any = SimpleNamespace(open=lambda _: None)
+    driver: Any = SimpleNamespace(run=bool)
+    nothing: Any = None
+    worker._make_answerer(driver, source, nothing)(OpenStream(empty_position("mysql")))
+
+
 def test_keys_are_looked_at_when_every_node_refuses(tmp_path: Path) -> None:
     """Another invalidator has seen the statement first, and lets the record name what this one does not know."""
     worker = worker_of(tmp_path)
@@ -147,9 +165,9 @@ def test_keys_are_looked_at_when_every_node_refuses(tmp_path: Path) -> None:
 
     worker.read_registry = read_registry
     problems: dict[str, FreshnessError | str] = {}
-    shard: Any = SimpleNamespace(joined=[], problems=problems)
+    shard: Any = SimpleNamespace(joined=[], problems=problems, renew=bool)
     worker.invalidator = shard
-    driver: Any = SimpleNamespace(answer=lambda _: "waited")
+    driver: Any = SimpleNamespace(answer=lambda _: "waited", run=bool)
     nothing: Any = None
     answer = worker._make_answerer(driver, nothing, nothing)
     problems["a:1"] = NodeUnavailable("it is down")
