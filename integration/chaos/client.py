@@ -43,9 +43,11 @@ LANES: Final = 3
 """Threads or tasks of a client."""
 PAUSE_SECONDS: Final = 0.04
 UNITS_MAX: Final = 40
-"""Of a page: up to 80 keys. Pages are short as often as they are long."""
+"""Of a page: up to 80 keys."""
 WRITE_SHARE: Final = 0.15
 TOGETHER_SHARE: Final = 0.2
+TOGETHER_MAX: Final = 3
+"""Units: few enough that often all are hits. One miss, and the whole page is of a snapshot of the database."""
 TOKEN_SECONDS: Final = 60.0
 CONNECTING: Final = {"ssl_disabled": True, "read_timeout": 15, "connect_timeout": 5}
 ENDING: Final = threading.Event()
@@ -201,11 +203,10 @@ class Lane:
     async def work(self) -> None:
         while not ENDING.is_set():
             name = self.chance.choice(self.cache.names)
-            kind, count = ("note", NOTES) if name == "note" else ("group", GROUPS)
-            units = [
-                f"{kind} {n}" for n in self.chance.sample(range(count), self.chance.randint(1, self.cache.units_max))
-            ]
             is_together = len(self.cache.names) > 1 and self.chance.random() < TOGETHER_SHARE
+            kind, count = ("note", NOTES) if name == "note" else ("group", GROUPS)
+            size = self.chance.randint(1, TOGETHER_MAX if is_together else self.cache.units_max)
+            units = [f"{kind} {n}" for n in self.chance.sample(range(count), size)]
             await self.read(name, units, {"together": True} if is_together else {})
             if self.chance.random() < WRITE_SHARE and not self.calm.exists():
                 await self.write()

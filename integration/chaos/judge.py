@@ -136,9 +136,9 @@ class Judge:
             versions.sort(key=lambda each: each.order)
 
     def _lose(self) -> None:
-        """A promotion loses what its new primary does not have. A log is in order: of a unit that does not say what was
-        kept, it loses what began after the answer to a lost commit, and nothing that was answered before a kept one
-        began. Nobody knows of the others."""
+        """A promotion loses what its new primary does not have. A log is in order: a unit that does not say what was
+        kept has lost what began after the answer to a lost commit, and nothing that was answered before a kept one
+        began. Nobody knows of its other versions."""
         for line in self._kinds["promotion"]:
             kept, at = line["kept"], line["at"]
             lost = [each for unit, order in kept.items() for each in self._units[unit] if order < each.order < at]
