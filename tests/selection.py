@@ -72,6 +72,7 @@ LONG: Final = (
     "integration/invalidator/test_bad_input.py::test_the_http_port_is_taken[mysql",
     "integration/invalidator/test_checkup.py::test_a_node_that_a_neighbour_has_filled_is_told_as_such[mysql",
     "integration/invalidator/test_cli.py::test_the_verbs_that_look[mysql",
+    "integration/invalidator/test_group_replication.py::test_a_failover_is_lossless_only_in_a_group_that_is_there",
     "integration/invalidator/test_probe.py::test_lag_alone_is_no_alarm[mysql",
     "integration/invalidator/test_moving_nodes.py::"
     "test_nodes_come_and_go_under_load_while_processes_are_killed[mariadb-Redis",

@@ -20,6 +20,7 @@ from freshness.algorithm.view import NodeView
 from freshness.config.config import Config
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import require_no_cluster
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
@@ -197,6 +198,8 @@ class Lookups:
         database = self._databases[keyspace]
 
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
+            if database.keyspace.flavor != "vitess":
+                require_no_cluster(connection, address)
             return key_columns(connection, address.database, table, names, is_unique, ordered_by)
 
         failed: SourceUnavailable | None = None

@@ -6,9 +6,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from appclient import Cache
 from freshness.config.server import ServerAddress
 from freshness.database.connection import connect, executed_position, replicated_position
 from freshness.database.foreignkey import Cause, find_cascades
@@ -17,6 +19,8 @@ from freshness.database.schema import key_columns
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.position import Position, parse_position
+from integration.configuration import write_config
+from integration.harness import CUSTOMERS_TABLE
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from integration.servers.process import find_free_port
@@ -146,7 +150,7 @@ def own_server(flavor: Flavor, *options: str, server_id: int = 1) -> Iterator[Da
         server.stop()
 
 
-def test_a_node_of_galera_is_refused_by_name() -> None:
+def test_a_node_of_galera_is_refused_by_name(tmp_path: Path) -> None:
     """And nothing else is advised of it: most rules do not fit a cluster."""
     port = find_free_port()
     at = f"127.0.0.1:{port}"
@@ -160,7 +164,10 @@ def test_a_node_of_galera_is_refused_by_name() -> None:
     with own_server("mariadb", *options) as server:
         assert server.execute("SHOW STATUS LIKE 'wsrep_cluster_size'") == [("wsrep_cluster_size", "1")]
         findings = check(server)
-    assert [each.rule for each in findings] == [Rule.GALERA]
+        server.execute(CUSTOMERS_TABLE, database="shop")
+        with pytest.raises(SourceUnsuitable, match="Galera"):
+            Cache.open(write_config(tmp_path, "mariadb", server.url, ["127.0.0.1:1"]))
+    assert [each.rule for each in findings] == [Rule.SEVERAL_WRITERS]
     with pytest.raises(SourceUnsuitable, match="Galera"):
         require(findings)
 

@@ -26,10 +26,25 @@ _WRITABLE: Final = ("0", "OFF")
 
 _OWN_THREADS: Final = ("system user", "event_scheduler")
 
+_MEMBER: Final = """SELECT @@global.group_replication_group_name AS Group_Name,
+  IF(member.MEMBER_ROLE = 'PRIMARY' AND NOT GTID_SUBSET(RECEIVED_TRANSACTION_SET, @@global.gtid_executed),
+    'ELECTED', member.MEMBER_ROLE) AS Member_Role,
+  (SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE') AS Members_Online
+FROM performance_schema.replication_group_members AS member
+  JOIN performance_schema.replication_connection_status USING (CHANNEL_NAME)
+WHERE member.MEMBER_ID = @@global.server_uuid AND member.MEMBER_STATE IN ('ONLINE', 'RECOVERING')"""
+"""A row if the server is in a group of Group Replication. A primary is elected before it has applied all that the
+group has received from its predecessor."""
+
 
 def is_replica(connection: Connection, flavor: str) -> bool:
     """Whether this server is set up to follow another one, running or not."""
-    return bool(read_replication(connection, flavor))
+    return follows_another(read_replication(connection, flavor))
+
+
+def follows_another(replication: Iterable[Mapping[str, str]]) -> bool:
+    """Whether a server with these rows of `read_replication` follows another one. The primary of a group does not."""
+    return any(row.get("Member_Role") != "PRIMARY" for row in replication)
 
 
 def find_log_filters(connection: Connection) -> list[str]:
@@ -58,7 +73,9 @@ class ServerState:
     lack changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
     ``purged`` is empty on MariaDB, which reports it only when streaming starts. ``last_numbers`` (MariaDB): the
     highest sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
-    ``is_read_only``: to all accounts without a privilege for it.
+    ``is_read_only``: to all accounts without a privilege for it. ``group``: the group of Group Replication that it is
+    in, "" for none: the origin of the GTIDs of all its members. ``is_elected``: it became the primary of that group,
+    and still applies what its predecessor has committed.
     """
 
     identity: str
@@ -71,6 +88,13 @@ class ServerState:
     last_numbers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     server: str = ""
     is_read_only: bool = False
+    group: str = ""
+    is_elected: bool = False
+
+    def is_origin(self, name: str) -> bool:
+        """Whether transactions of this origin come from this server, or from the group that it is in: they may be
+        elsewhere before it shows them (F57)."""
+        return name in (self.identity, self.group)
 
     @property
     def heartbeat_us(self) -> int:
@@ -105,14 +129,13 @@ def find_origin(position: Position) -> str:
 
 def find_foreign(state: ServerState, primary: ServerState, start: Position) -> str:
     """GTIDs that this server has executed and its primary has not, and that a stream from ``start`` would bring: the
-    errant ones (F53), as text. Transactions of the primary's own origin are not meant: they may be on their way to
-    being visible there (F57).
+    errant ones (F53), as text. Transactions of the primary's own origin are not meant: see `ServerState.is_origin`.
     """
     if state.executed.flavor == "mysql":
         return ",".join(
             str(part)
             for origin, part in state.executed.by_source().items()
-            if origin != primary.identity and not primary.executed.contains(part)
+            if not primary.is_origin(origin) and not primary.executed.contains(part)
         )
     return ",".join(
         f"{domain}-{server}-{number}"
@@ -148,11 +171,12 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
     """Find out whether this server can still stream everything that is not in ``start``.
 
     Raises `HistoryLost` if the logs are purged (F15), or if a primary lacks part of ``start`` (F28, F29);
-    `SourceUnavailable` if a replica lacks it: it may only lag. On MariaDB purged logs show when streaming starts,
-    since no variable shows them. A history that was replaced and has grown past ``start`` is not seen here: the epoch
-    is for that.
+    `SourceUnavailable` if a replica lacks it, which may only lag, and for a primary that was just elected. On MariaDB
+    purged logs show when streaming starts, since no variable shows them. A history that was replaced and has grown
+    past ``start`` is not seen here: the epoch is for that.
     """
     where = f"{address.host}:{address.port}"
+    require_applied(where, _is_elected(_read_member(connection, flavor)))
     executed = replicated_position(connection, flavor)
     if not executed.contains(start):
         if is_replica(connection, flavor):
@@ -175,9 +199,19 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
             )
 
 
+def require_applied(where: str, is_elected: bool) -> None:
+    """Raise `SourceUnavailable` for a primary with `ServerState.is_elected`. It has received what it lacks."""
+    if is_elected:
+        raise SourceUnavailable(
+            f"{where} was elected as the primary of its group, and still applies what its predecessor has committed",
+            hint="it is waited for",
+        )
+
+
 def read_state(connection: Connection, flavor: str) -> ServerState:
     """`look_at` on a connection that is there. Errors of pymysql come out as they are."""
     replication = read_replication(connection, flavor)
+    is_elected = _is_elected(replication)
     if flavor == "mysql":
         [(identity, read_only, executed, purged)] = read_rows(
             connection,
@@ -196,24 +230,41 @@ def read_state(connection: Connection, flavor: str) -> ServerState:
         identity=str(identity).lower(),
         executed=parse_position(flavor, str(executed)),
         purged=parse_position(flavor, str(purged)),
-        follows=bool(replication),
+        follows=follows_another(replication),
         stopped="; ".join(find_stopped(replication)),
         unfit="; ".join(_find_unfit(connection, replication)),
-        heartbeats=read_heartbeats(connection, "id", "min_us", "min_us > 0") or {},
+        # It lets nobody read a table
+        heartbeats=({} if is_elected else read_heartbeats(connection, "id", "min_us", "min_us > 0")) or {},
         last_numbers=_last_numbers(str(history)),
         server=server_identity(connection, flavor),
         is_read_only=str(read_only).upper() not in _WRITABLE,
+        group=next((row["Group_Name"].lower() for row in replication if "Group_Name" in row), ""),
+        is_elected=is_elected,
     )
 
 
 def read_replication(connection: Connection, flavor: str) -> list[dict[str, str]]:
-    """One row for each server that this one follows. Errors of pymysql come out as they are."""
+    """One row for each server that this one follows, and one for the group that it is in. Errors of pymysql come out
+    as they are."""
     if flavor == "mariadb":
         return _read_named(connection, "SHOW ALL SLAVES STATUS")
     try:
-        return _read_named(connection, "SHOW REPLICA STATUS")
+        rows = _read_named(connection, "SHOW REPLICA STATUS")
     except pymysql.ProgrammingError:  # before MySQL 8.0.22
-        return _read_named(connection, "SHOW SLAVE STATUS")
+        rows = _read_named(connection, "SHOW SLAVE STATUS")
+    return rows + _read_member(connection, flavor)
+
+
+def _read_member(connection: Connection, flavor: str) -> list[dict[str, str]]:
+    """No other server than one with a group's name is asked: the answer takes a privilege."""
+    is_asked = flavor == "mysql" and any(
+        name for _, name in read_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'group_replication_group_name'")
+    )
+    return _read_named(connection, _MEMBER) if is_asked else []
+
+
+def _is_elected(replication: Iterable[Mapping[str, str]]) -> bool:
+    return any(row.get("Member_Role") == "ELECTED" for row in replication)
 
 
 def find_stopped(replication: Iterable[Mapping[str, str]]) -> Iterator[str]:

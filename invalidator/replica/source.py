@@ -43,7 +43,7 @@ from invalidator.replica.candidate import (
     judge,
     put_in_order,
 )
-from invalidator.replica.server import ServerState, find_origin, look_at
+from invalidator.replica.server import ServerState, find_origin, look_at, require_applied
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,10 @@ class ReplicaSource:
     def _check_primary(self, situation: Situation) -> None:
         """A primary that answers must have all that was acknowledged, whichever server is read (F28, F29)."""
         executed, start = situation.primary.executed, situation.start
-        if self._primary.error is None and not executed.contains(start):
+        if self._primary.error is not None:
+            return
+        require_applied(self._primary.name, situation.primary.is_elected)
+        if not executed.contains(start):
             raise HistoryLost(
                 f"{self._primary.name} has never executed all of the start position: it has {str(executed)[:200]!r},"
                 f" the start is {str(start)[:200]!r}",
@@ -305,7 +308,7 @@ class ReplicaSource:
             return len(self._pending)
         for count, transaction in enumerate(self._pending):
             position = transaction.position
-            if find_origin(position) != primary.identity and not primary.knows(position):
+            if not primary.is_origin(find_origin(position)) and not primary.knows(position):
                 return count
         return len(self._pending)
 
@@ -346,6 +349,9 @@ class ReplicaSource:
     def _conclude(self) -> None:
         assert self._current is not None
         situation = self._situation(is_streaming=True)
+        if situation.primary.is_elected:
+            self._leave(self._left(f"{self._primary.name} still applies what its predecessor has committed"))
+            return
         before, self._primary_had = self._primary_had, situation.primary.executed
         if not self._primary_had.contains(before):
             self._leave(

@@ -14,6 +14,7 @@ from typing import Final
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import find_cluster
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
 from invalidator.replica.server import logs_updates
@@ -125,8 +126,8 @@ def check_version(server: ServerFacts) -> Iterator[CheckFinding]:
             f"version {server['version']} cannot log column names",
             f"upgrade to {'.'.join(map(str, oldest))} or later",
         )
-    if server.is_on("wsrep_on"):
-        yield server.find(Rule.GALERA, "wsrep_on is ON: it is a node of a Galera cluster")
+    if found := find_cluster(server.variables):
+        yield server.find(Rule.SEVERAL_WRITERS, found)
 
 
 def check_log(server: ServerFacts) -> Iterator[CheckFinding]:
@@ -219,6 +220,7 @@ def check_rights(server: ServerFacts) -> Iterator[CheckFinding]:
     """Whether its account may follow its log."""
     granted = " ".join(server.grants).upper()
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
+    watching = " ".join(re.findall(r"GRANT (.*?) ON (?:\*|`PERFORMANCE_SCHEMA`)\.\*", granted))
     if "ALL PRIVILEGES" in everywhere:
         return
     needed: tuple[tuple[str, ...], ...] = (("REPLICATION SLAVE",), ("REPLICATION CLIENT", "BINLOG MONITOR"))
@@ -232,6 +234,10 @@ def check_rights(server: ServerFacts) -> Iterator[CheckFinding]:
                 f"account {server.address.user} lacks {names[0]}",
                 f"GRANT {names[0]} ON *.* TO the account",
             )
+    if server["group_replication_group_name"] and not re.search(r"\bSELECT\b|\bALL PRIVILEGES\b", watching):
+        needed_here = "SELECT ON performance_schema.*"
+        told = f"account {server.address.user} lacks {needed_here}, by which it would see the group"
+        yield server.find(Rule.RIGHT, told, f"GRANT {needed_here} TO the account")
 
 
 def _check_cascades(server: ServerFacts, connection: Connection, tables: Collection[str]) -> Iterator[CheckFinding]:

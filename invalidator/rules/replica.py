@@ -53,13 +53,13 @@ def _check_primary(facts: ShardFacts) -> Iterator[CheckFinding]:
     if facts.shard.lossless_failover and not _is_lossless(primary):
         yield primary.find(
             Rule.LOSSLESS,
-            "lossless_failover is stated, and neither Group Replication nor semi-synchronous replication with"
-            " AFTER_SYNC is on",
+            "lossless_failover is stated, and neither Group Replication with several members nor semi-synchronous"
+            " replication with AFTER_SYNC is on",
         )
 
 
 def _is_lossless(server: ServerFacts) -> bool:
-    if server["group_replication_group_name"]:
+    if any(int(row.get("Members_Online", "0")) > 1 for row in server.replication or ()):
         return True
     return any(
         server.is_on(f"rpl_semi_sync_{role}_enabled")
@@ -115,7 +115,7 @@ def _check_replication(replica: ServerFacts, facts: ShardFacts) -> Iterator[Chec
             " position does not show it: what is read there can be old, and is stored",
         )
     stopped = list(find_stopped(replica.replication))
-    if not replica.replication:
+    if not replica.state.follows:
         yield replica.find(Rule.NOT_REPLICATING, "it follows nobody")
     elif stopped:
         yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped))

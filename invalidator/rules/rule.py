@@ -9,6 +9,8 @@ from enum import Enum, unique
 from functools import partial
 from typing import Final, Literal
 
+from freshness.database.cluster import REMEDY
+
 Severity = Literal["error", "warning", "note"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -69,11 +71,12 @@ class Rule(Enum):
 
     FLAVOR = _error("F27", "the server is of another flavor than its keyspace says", "set flavor in the keyspace")
     OLD_SERVER = _error("F27", "the server's version cannot log the names of columns", "upgrade it")
-    GALERA = _error(
+    SEVERAL_WRITERS = _error(
         CAVEAT,
-        "the server is a node of a Galera cluster, which is not supported: a commit of another node is in no"
-        " position that this one shows, so entries come late and reads with at_least fail",
-        "use a primary with asynchronous or semi-synchronous replicas",
+        "the server is in a cluster whose servers all take writes (Galera, Group Replication with several primaries),"
+        " which is not supported: a commit of another one is in no position that this one shows, so entries come late"
+        " and reads with at_least fail",
+        REMEDY,
     )
     LOG_OFF = _error("F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin")
     LOG_FORMAT = _error(
@@ -149,7 +152,8 @@ class Rule(Enum):
     LOSSLESS = _warning(
         "F101",
         "lossless_failover is stated, and the primary shows nothing that makes a failover lossless",
-        "set semi-synchronous replication up with AFTER_SYNC, use Group Replication, or leave lossless_failover out",
+        "set semi-synchronous replication up with AFTER_SYNC, use Group Replication with several members, or leave"
+        " lossless_failover out",
     )
     UPDATES_NOT_LOGGED = _error(
         "F111",
@@ -300,7 +304,8 @@ class Rule(Enum):
     HIDDEN = _note(
         CAVEAT,
         "the account of a replica may not see its replication: nobody looked for filters, lag, errant transactions",
-        "grant it REPLICATION CLIENT (MariaDB: BINLOG MONITOR and SLAVE MONITOR)",
+        "grant it REPLICATION CLIENT (MariaDB: BINLOG MONITOR and SLAVE MONITOR), in a group also SELECT ON"
+        " performance_schema.*",
     )
     ZONE = _note(
         CAVEAT,

@@ -66,6 +66,8 @@ class FakeServer:
     unfit: str = ""
     heartbeat_us: int = 1_000 * SECOND_US
     identity: str = ""
+    group: str = ""
+    is_elected: bool = False
 
     @property
     def address(self) -> ServerAddress:
@@ -96,6 +98,8 @@ class FakeServer:
             unfit=self.unfit,
             heartbeats={"one": self.heartbeat_us},
             last_numbers=numbers,
+            group=self.group,
+            is_elected=self.is_elected,
         )
 
 
@@ -709,6 +713,23 @@ def test_a_primary_that_goes_back_ends_the_stream() -> None:
         scene.open()
 
 
+def test_a_primary_that_was_just_elected_has_lost_nothing() -> None:
+    """Behind the address of the primary is another member of its group, which still applies its backlog."""
+    scene = Scene()
+    scene.open()
+    scene.poll()
+    last = scene.primary.log.pop()
+    scene.primary.identity, scene.primary.is_elected = UUIDS[4], True
+    assert "still applies what its predecessor has committed" in str(scene.left(3))
+    with pytest.raises(SourceUnavailable, match="was elected"):
+        scene.open()
+    scene.primary.log.append(last)
+    with pytest.raises(SourceUnavailable, match="was elected"):
+        scene.open()
+    scene.primary.is_elected = False
+    scene.open()
+
+
 def test_looks_are_bounded_in_number() -> None:
     scene = Scene()
     scene.open()
@@ -814,6 +835,22 @@ def test_what_the_primary_does_not_show_yet_is_not_errant() -> None:
     scene.open()
     scene.poll()
     scene.replicas[0].log.append(gtid("mysql", 1, 4))
+    assert scene.poll() == 1
+    scene.pass_seconds(5)
+
+
+def test_a_transaction_of_the_primarys_group_is_not_errant() -> None:
+    """Each member shows it at a moment of its own."""
+    scene = Scene(replicas=1)
+    scene.open()
+    scene.poll()
+    for group, count in ((UUIDS[3], 0), (UUIDS[4], 1)):
+        scene.primary.group = group
+        scene.replicas[0].log.append(gtid("mysql", 4, count + 1))
+        state, primary = scene.replicas[0].state(), scene.primary.state()
+        assert (find_foreign(state, primary, scene.acknowledged) == "") == bool(count)
+        scene.replicas[0].log.pop()
+    scene.replicas[0].log.append(gtid("mysql", 4, 1))
     assert scene.poll() == 1
     scene.pass_seconds(5)
 

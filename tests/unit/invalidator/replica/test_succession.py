@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,17 @@ def test_a_server_that_is_a_replica_now_and_has_nothing_more() -> None:
 def test_doubt(present: str, others: dict[int, str]) -> None:
     states = [state(number, history) for number, history in others.items()]
     assert not is_succession_certain(STEP, state(2, present, follows=False), states)
+
+
+def test_what_a_member_of_the_same_group_has_is_not_lost() -> None:
+    """The new primary has received it, and shows it a moment later."""
+    present, previous = state(2, f"{UUID}9:1-8", follows=False), state(1, f"{UUID}9:1-9")
+    group = f"{UUID}9"
+    for one, other, is_certain in ((group, group, True), (group, "", False), ("", group, False), ("", "", False)):
+        states = replace(present, group=one), [replace(previous, group=other)]
+        assert is_succession_certain(STEP, *states) == is_certain
+    errant = replace(state(1, f"{UUID}9:1-9,{UUID}1:7"), group=group)
+    assert not is_succession_certain(STEP, replace(present, group=group), [errant])
 
 
 def test_a_previous_primary_that_follows_nobody_can_go_on_by_itself() -> None:

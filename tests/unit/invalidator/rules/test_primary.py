@@ -35,8 +35,17 @@ def test_a_server_that_is_new_enough(flavor: str, version: str) -> None:
 def test_a_node_of_galera() -> None:
     variables = {"version": "10.11.6-MariaDB-log", "wsrep_on": "ON"}
     [found] = check_version(ServerFacts(ADDRESS, "mariadb", variables))
-    assert found.rule is Rule.GALERA
+    assert found.rule is Rule.SEVERAL_WRITERS
     assert list(check_version(ServerFacts(ADDRESS, "mariadb", {**variables, "wsrep_on": "OFF"}))) == []
+
+
+def test_a_group_with_several_primaries() -> None:
+    name = {"group_replication_group_name": "5f0d1f3e-0000-0000-0000-000000000001"}
+    variables = {"version": "8.0.39", **name, "group_replication_single_primary_mode": "OFF"}
+    [found] = check_version(ServerFacts(ADDRESS, "mysql", variables))
+    assert found.rule is Rule.SEVERAL_WRITERS
+    for other in ({"group_replication_single_primary_mode": "ON"}, {"group_replication_group_name": ""}):
+        assert list(check_version(ServerFacts(ADDRESS, "mysql", {**variables, **other}))) == []
 
 
 def test_a_tablet_that_does_not_log_what_is_needed() -> None:
