@@ -146,8 +146,13 @@ def find_program(name: str) -> str | None:
 
 
 def provision_databases(*programs: str) -> None:
-    """Install these servers, or MariaDB, memcached and Redis."""
-    packages = {"mariadbd": "mariadb-server", "memcached": "memcached", "redis-server": "redis-server"}
+    """Install these servers, or MariaDB, memcached, Redis and HAProxy."""
+    packages = {
+        "mariadbd": "mariadb-server",
+        "memcached": "memcached",
+        "redis-server": "redis-server",
+        "haproxy": "haproxy",
+    }
     missing = [packages[program] for program in programs or packages if find_program(program) is None]
     if missing:
         install_packages(missing, "about 20 MB, for private servers; the system's own are neither started nor used")

@@ -74,6 +74,8 @@ LONG: Final = (
     "integration/invalidator/test_cli.py::test_the_verbs_that_look[mysql",
     "integration/invalidator/test_group_replication.py::test_a_failover_is_lossless_only_in_a_group_that_is_there",
     "integration/invalidator/test_probe.py::test_lag_alone_is_no_alarm[mysql",
+    "integration/invalidator/test_haproxy.py::test_a_planned_switchover_keeps_the_cache[mysql",
+    "integration/invalidator/test_haproxy.py::test_a_crash_of_the_primary[mysql",
     "integration/invalidator/test_moving_nodes.py::"
     "test_nodes_come_and_go_under_load_while_processes_are_killed[mariadb-Redis",
     "integration/invalidator/test_moving_nodes.py::"

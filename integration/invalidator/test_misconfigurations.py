@@ -796,6 +796,7 @@ def test_there_are_forty_mistakes() -> None:
 
 ELSEWHERE: Final[Mapping[Rule, str]] = {
     Rule.SEVERAL_WRITERS: "integration/invalidator/test_preflight.py::test_a_node_of_galera_is_refused_by_name",
+    Rule.PRIMARY_SPREAD: "integration/invalidator/test_haproxy.py::test_an_address_that_leads_to_each_server_in_turn",
     Rule.LOG_OFF: "integration/invalidator/test_preflight.py::test_a_server_without_a_binary_log",
     Rule.LOG_FILTER: "integration/invalidator/test_preflight.py::test_a_log_that_leaves_out_databases",
     Rule.UPDATES_NOT_LOGGED: "integration/invalidator/test_preflight.py::"

@@ -19,6 +19,7 @@ from freshness.database.connection import executed_position
 from integration.configuration import write_config
 from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, wait_covered, wait_until
 from integration.servers import DatabaseServer, Memcached, Pair
+from integration.servers.haproxy import Haproxy
 from integration.servers.program import InvalidatorProcess
 from integration.servers.stable_name import StableName
 from invalidator.process.status import read_nodes
@@ -60,6 +61,11 @@ class Load(threading.Thread):
         finally:
             cache.close()
 
+    def move(self, primary: DatabaseServer | None) -> None:
+        """Write there from now on, or nowhere; no write is under way then."""
+        with self.writing:
+            self.primary = primary
+
     def stop(self) -> None:
         self._ending.set()
         self.join()
@@ -71,7 +77,13 @@ class Scene:
     """A pair whose replica is read-only, a node, and an invalidator that may adopt promotions."""
 
     def __init__(
-        self, pair: Pair, node: Memcached, folder: Path, *, adopts: bool = True, name: StableName | None = None
+        self,
+        pair: Pair,
+        node: Memcached,
+        folder: Path,
+        *,
+        adopts: bool = True,
+        name: StableName | Haproxy | None = None,
     ) -> None:
         self.pair, self.previous, self.present = pair, pair.primary, pair.replica
         self.previous.execute(CUSTOMERS_TABLE, database="shop")
@@ -144,7 +156,7 @@ class Scene:
 
 @contextmanager
 def scene_of(
-    pair: Pair, node: Memcached, folder: Path, *, adopts: bool = True, name: StableName | None = None
+    pair: Pair, node: Memcached, folder: Path, *, adopts: bool = True, name: StableName | Haproxy | None = None
 ) -> Iterator[tuple[Scene, Load]]:
     """``name``: the address of the primary in the file, whose replicas are then both servers."""
     scene = Scene(pair, node, folder, adopts=adopts, name=name)

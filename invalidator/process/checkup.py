@@ -53,6 +53,9 @@ from invalidator.rules.table import TableFacts, check_tables
 PROBE_SECONDS: Final = 10
 """TTL of the item by which it is seen that two names mean one node."""
 
+CONNECTIONS: Final = 4
+"""Connections to each server by which it is seen whether a proxy spreads them."""
+
 CLOCK_STEP_SECONDS: Final = 2.0
 """Nodes show whole seconds, and memcached looks at its clock once a second."""
 
@@ -158,6 +161,8 @@ class Checkup:
             with self.noting(server), closing(connect(server)) as reader:
                 is_read_first = server != shard.primary or not shard.replicas
                 self.findings += _check_reader(reader, server, tables)
+                rule = Rule.SEVERAL_ADDRESSES if server != shard.primary else Rule.PRIMARY_SPREAD
+                self.findings += _check_spread(server, flavor, rule)
                 facts = ServerFacts.look(reader, server, flavor)
                 if facts.replication is None and self._config.stream.replica_choice == "primary":
                     facts = _look_as_invalidator(shard.primary, server, flavor) or facts
@@ -236,6 +241,18 @@ def _check_reader(connection: Connection, server: ServerAddress, tables: Collect
             problem = translated(error, server, f"reading {table}")
             where = f"{server.host}:{server.port}"
             yield CheckFinding(Rule.TABLE_UNREADABLE, problem.message, problem.hint, where)
+
+
+def _check_spread(server: ServerAddress, flavor: str, rule: Rule) -> Iterator[CheckFinding]:
+    """Whether connections to one address reach several servers."""
+    reached = set()
+    for _ in range(CONNECTIONS):
+        with closing(connect(server)) as connection:
+            reached.add(server_identity(connection, flavor))
+    if len(reached) > 1:
+        where = f"{server.host}:{server.port}"
+        told = f"{where} leads to several servers, one connection to each: {', '.join(sorted(reached))}"
+        yield CheckFinding(rule, told, where=where)
 
 
 def _compare_positions(

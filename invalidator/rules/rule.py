@@ -296,9 +296,16 @@ class Rule(Enum):
         "give each server an id of its own",
     )
     SAME_SERVER = _warning(CAVEAT, "two addresses of the configuration lead to one server", "name each server once")
+    PRIMARY_SPREAD = _error(
+        CAVEAT,
+        "a proxy spreads connections to the primary over several servers: heartbeats go to another one than the log"
+        " comes from, and nothing is stored",
+        "let its address lead to the primary alone",
+    )
     SEVERAL_ADDRESSES = _warning(
         CAVEAT,
-        "the name of a node or a database server has several addresses: each connection may reach another server",
+        "each connection to a node or a database server may reach another one: its name has several addresses, or a"
+        " proxy spreads them",
         "give each server a name of its own, and name each",
     )
     HIDDEN = _note(

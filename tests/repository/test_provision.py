@@ -113,7 +113,7 @@ def test_without_root_the_command_to_run_is_named(
     monkeypatch.setattr(provision, "find_program", lambda name: None)
     assert provision.main(["databases"]) == 4
     output = capsys.readouterr()
-    assert "sudo apt-get install --no-install-recommends mariadb-server memcached redis-server" in output.err
+    assert "sudo apt-get install --no-install-recommends mariadb-server memcached redis-server haproxy" in output.err
     assert output.out == ""
 
 
