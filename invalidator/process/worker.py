@@ -235,6 +235,7 @@ class ShardWorker:
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(self.read_registry, task.definitions, tables)
             while not wait((reading,), RENEW_SECONDS).done:
+                self.steps += 1
                 if self.invalidator is not None:
                     driver.run(self.invalidator.renew())
         present = replace(task, registry=reading.result())
