@@ -1,4 +1,4 @@
-"""More than the parts can do at once, on real servers: nothing old is served, and everything recovers by itself.
+"""More than the parts can do at once, on real servers: nothing old is served, and everything recovers.
 
 No speed is asserted. Each test judges what readers got, and bounds what the invalidator holds in memory.
 """
