@@ -169,6 +169,10 @@ sim: venv ## the simulator: seeds, schedules, exhaustive worlds
 chaos: setup ## faults on real servers and an independent judge: make chaos SECONDS=600 SEED=7 ARGS="--flavor mysql --cache redis"
 	@$(BIN)/python -m integration.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: soak
+soak: setup ## whether memory, files and threads stay flat under a steady load: make soak SECONDS=3600
+	@$(BIN)/python -m benchmarks.soak $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
 .PHONY: proof
 proof: dev ## the proof of the rule for any number of everything; ARGS="'put back by set'" prints how a bug breaks it
 	@$(BIN)/python -m tests.proof $(ARGS)

@@ -152,7 +152,7 @@ def stopwatch(work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def paced(work: Callable[[], object], rate: int) -> Iterator[None]:
+def paced(work: Callable[[], object], rate: float) -> Iterator[None]:
     """Call ``work`` so often a second in a thread. Raises the error of a call."""
     ending = threading.Event()
 

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from appclient.reading.refusal import REMEDIES
 from appclient.telemetry.prometheus import PrometheusTelemetry
-from docs import chaos
+from docs import chaos, soak
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
@@ -284,6 +284,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     ),
     "chaosbugs": lambda: _table(("defence removed", "seed", "violations", "of"), chaos.bugs()),
     "chaossentence": chaos.sentence,
+    "soak": lambda: _table(("process", "memory, MB", "files", "threads", "flat"), soak.rows()),
 }
 
 

@@ -80,6 +80,11 @@ LONG: Final = (
     "test_nodes_come_and_go_under_load_while_processes_are_killed[mariadb-Redis",
     "integration/invalidator/test_moving_nodes.py::"
     "test_nodes_come_and_go_under_load_while_processes_are_killed[mysql-Memcached",
+    "integration/invalidator/test_overload.py::test_a_row_that_changes_all_the_time[mysql",
+    "integration/invalidator/test_overload.py::test_many_tables_and_columns[mysql",
+    "integration/invalidator/test_overload.py::test_one_transaction_of_many_rows[mysql",
+    "integration/invalidator/test_overload.py::test_readers_beyond_the_database[mysql",
+    "integration/invalidator/test_overload.py::test_writes_beyond_the_invalidator[mysql",
     "integration/invalidator/test_process.py::test_memcached_evicts_stripes_in_the_middle[mysql",
     "integration/invalidator/test_process.py::test_memcached_flushed_by_a_stranger[mysql",
     "integration/invalidator/test_process.py::test_memcached_paused_in_the_middle[mysql",

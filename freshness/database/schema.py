@@ -6,7 +6,7 @@ table, column and reason. Never reads rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any, Final
 
 from freshness.config.config import Config
@@ -211,10 +211,11 @@ def load_registry(
     keyspaces: Collection[str] | None = None,
     lineage: str = "",
     previous: Mapping[str, ObjectDefinition] = {},
+    tables: Set[str] = frozenset(),
 ) -> dict[str, ObjectDefinition]:
     """The objects of the configuration, or of those keyspaces, with the key columns of the primaries' schema.
-    ``lineage``: the shard that is asked, if not any that serves. ``previous``: see `build_registry`. Raises
-    `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`."""
+    ``lineage``: the shard that is asked, if not any that serves. ``previous``, ``tables``: see
+    `build_registry`. Raises `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`."""
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
     def find_columns(
@@ -229,7 +230,7 @@ def load_registry(
             raise translated(error, address, "reading the schema") from error
 
     try:
-        return build_registry(config, find_columns, keyspace_id, keyspaces, previous)
+        return build_registry(config, find_columns, keyspace_id, keyspaces, previous, tables)
     finally:
         for connection, _ in connections.values():
             connection.close()

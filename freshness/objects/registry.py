@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import date
 
@@ -101,9 +101,11 @@ def build_registry(
     keyspace_id: KeyspaceId,
     keyspaces: Collection[str] | None = None,
     previous: Mapping[str, ObjectDefinition] = {},
+    tables: Set[str] = frozenset(),
 ) -> dict[str, ObjectDefinition]:
     """All objects of the configuration, or of those keyspaces. Raises `ConfigError` naming the object, table and
-    column at fault, if the object is not among the ``previous`` ones: that is closed."""
+    column at fault, if the object is not among the ``previous`` ones: that is closed. A previous one that has none
+    of ``tables``, if there are any, stays as it is."""
 
     def define(entry: ObjectConfig) -> ObjectDefinition:
         try:
@@ -115,7 +117,7 @@ def build_registry(
             return previous[entry.name].closed(str(error))
 
     return {
-        name: define(entry)
+        name: define(entry) if not tables or name not in previous or tables & {*entry.tables} else previous[name]
         for name, entry in config.objects.items()
         if keyspaces is None or entry.keyspace in keyspaces
     }

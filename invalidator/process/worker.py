@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import nan
 from typing import Any, Final, Literal, TypeAlias
 
@@ -59,6 +58,8 @@ ShardState: TypeAlias = Literal["streaming", "connecting", "waiting", "stopped"]
 NodeState: TypeAlias = Literal["open", "closed", "lapsed", "not joined"]
 """The state of a node for one shard. ``lapsed``: its lease has run out."""
 
+ReadRegistry: TypeAlias = Callable[[Mapping[str, ObjectDefinition], Set[str]], Mapping[str, ObjectDefinition]]
+
 STOP_SEEN_SECONDS: Final = 0.1
 """How long a pause may last before it is seen that the worker is to stop."""
 
@@ -70,8 +71,9 @@ class ShardWorker:
     The public fields are for the HTTP service, which reads them from another thread. ``failure``: the last one that
     is not known to be over; "" if there is none. ``ended_by``: the error that ended it. ``recent``: its work of the
     last minutes. ``times``: received positions by time, for consumers that begin at a time. ``read_registry``: reads
-    the schema, and gets the objects as they were before. ``since_us``: time (µs since 1970) from which on every node
-    is sent everything again. ``created_at``: by `running_clock`. ``steps``: number of those that its loop has taken.
+    the schema of objects with these tables, and gets the objects as they were before. ``since_us``: time (µs since
+    1970) from which on every node is sent everything again. ``created_at``: by `running_clock`. ``steps``: number of
+    those that its loop has taken.
     """
 
     assignment: Assignment
@@ -82,7 +84,7 @@ class ShardWorker:
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
     restoration: Restoration | None = None
-    read_registry: Callable[[Mapping[str, ObjectDefinition]], Mapping[str, ObjectDefinition]] = dict
+    read_registry: ReadRegistry = lambda previous, _: previous
     has_streamed: bool = False
     since_us: int | None = None
     times: TimeIndex = field(init=False)
@@ -207,7 +209,7 @@ class ShardWorker:
 
     def _work(self) -> None:
         if self.assignment.registry is None:
-            self.assignment = replace(self.assignment, registry=self.read_registry({}))
+            self.assignment = replace(self.assignment, registry=self.read_registry({}, frozenset()))
         while True:
             try:
                 self._follow()
@@ -219,7 +221,7 @@ class ShardWorker:
             else:
                 return
 
-    def _require_keys(self, tables: Iterable[str], driver: BlockingDriver) -> None:
+    def _require_keys(self, tables: Set[str], driver: BlockingDriver) -> None:
         """Raise `_KeysAltered` if one of these tables has other keys. Asked before a statement that may have altered
         them is acknowledged, and once the start of the stream is chosen, which leaves out all statements before.
 
@@ -231,8 +233,9 @@ class ShardWorker:
         if task.tables.isdisjoint(tables):
             return
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(self.read_registry, task.definitions)
+            reading = pool.submit(self.read_registry, task.definitions, tables)
             while not wait((reading,), RENEW_SECONDS).done:
+                self.steps += 1
                 if self.invalidator is not None:
                     driver.run(self.invalidator.renew())
         present = replace(task, registry=reading.result())
@@ -303,7 +306,7 @@ class ShardWorker:
             match step:
                 case Poll():
                     transactions = source.poll(step.timeout_seconds, step.transactions_max)
-                    self._require_keys(chain.from_iterable(each.raised_tables for each in transactions), driver)
+                    self._require_keys(frozenset().union(*(each.raised_tables for each in transactions)), driver)
                     return transactions
                 case OpenStream():
                     source.open(step.start)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks.measure import ROUNDS_MIN, Criterion, Result, Timings, interleave, stopwatch
 from benchmarks.report import END, START, describe_machine, find_regressions, replace_section, write_document
+from benchmarks.soak import judge
 from freshness.errors import ConfigError
 
 MACHINE = {"cpu": "x", "cores": 2, "load": 0.5, "python": "3", "memcached": "1", "date": "2026-01-31"}
@@ -214,3 +217,18 @@ def test_a_curve_is_drawn_beside_the_document(tmp_path: Path) -> None:
 
 
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def samples(memory: Callable[[int], float], files: Callable[[int], float]) -> list[dict[str, Any]]:
+    """A hundred looks at one process."""
+    return [
+        {"processes": {"invalidator": {"memory_mb": memory(n), "files": files(n), "threads": 9}}} for n in range(100)
+    ]
+
+
+def test_a_soak_is_judged_by_the_rise_of_its_second_half() -> None:
+    flat = judge(samples(lambda n: min(n, 50) + 50 + n % 2, lambda n: 15 + (n % 10 == 0)))
+    assert [growth.is_flat for growth in flat] == [True, True, True]
+    leaking = judge(samples(lambda n: 100 + n / 10, lambda n: 15 + n // 30))
+    assert [growth.is_flat for growth in leaking] == [False, False, True]
+    assert leaking[0].rise == pytest.approx(4.9)

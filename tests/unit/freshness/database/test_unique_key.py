@@ -53,7 +53,7 @@ def test_the_other_tables_are_not_read(connection: Connection) -> None:
     assert key_columns(connection, "shop", "users", ("id",))
 
 
-def test_a_name_that_is_spelled_otherwise_is_told(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_shows_how_the_name_is_spelled(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {schema._TABLE: [], schema._TABLES: [("Users", "BASE TABLE"), ("other", "BASE TABLE")]}
     monkeypatch.setattr(schema, "read_rows", lambda _, sql, __=(): answers[sql])
     with pytest.raises(ConfigError, match=r"no table shop\.users.*is spelled Users"):

@@ -116,6 +116,11 @@ def test_an_object_that_can_no_longer_be_read_is_closed_and_keeps_its_keys(tmp_p
         build_registry(config, find_columns, keyspace_id, previous=again)["profile"].policy
         == before["profile"].policy
     )
+    gone.add("customers")  # which nobody asks for
+    some = build_registry(config, find_columns, keyspace_id, previous=before, tables=frozenset(("elsewhere",)))
+    assert some == before
+    some = build_registry(config, find_columns, keyspace_id, previous=before, tables=frozenset(("customers",)))
+    assert all(some[name].policy != before[name].policy for name in ("customer", "profile"))
 
 
 def test_a_primary_key_of_two_columns_keeps_their_order(define: Define) -> None:

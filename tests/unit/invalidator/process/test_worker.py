@@ -105,8 +105,8 @@ def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknow
     found: list[Any] = [task.definitions]
     asked: list[object] = []
 
-    def read_registry(previous: object) -> Any:
-        asked.append(previous)
+    def read_registry(previous: object, tables: object) -> Any:
+        asked.append((previous, tables))
         return found[-1]
 
     worker.read_registry = read_registry
@@ -121,7 +121,7 @@ def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknow
     brought[0] = brought[0]._replace(raised_tables=frozenset(("orders",)))
     assert answer(Poll(0, 1)) == brought, "no key was altered"
     answer(OpenStream(empty_position("mysql")))
-    assert asked == [task.definitions] * 2
+    assert asked == [(task.definitions, {"orders"}), (task.definitions, task.tables)]
     found.append({**task.definitions, "profile": task.definitions["profile"].closed("no table")})
     for step in (Poll(0, 1), OpenStream(empty_position("mysql"))):
         with pytest.raises(_KeysAltered) as altered:
@@ -143,7 +143,7 @@ def test_leases_are_kept_while_the_schema_is_read(tmp_path: Path) -> None:
     shard: Any = SimpleNamespace(renew=renewed.set)
     worker.invalidator = shard
 
-    def read_registry(previous: Any) -> Any:
+    def read_registry(previous: Any, _: object) -> Any:
         assert renewed.wait(60), "no lease is renewed"
         return previous
 
@@ -159,7 +159,7 @@ def test_keys_are_looked_at_when_every_node_refuses(tmp_path: Path) -> None:
     worker = worker_of(tmp_path)
     asked: list[object] = []
 
-    def read_registry(previous: Any) -> Any:
+    def read_registry(previous: Any, _: object) -> Any:
         asked.append(previous)
         return {**previous, "profile": previous["profile"].closed("no table")}
 
