@@ -101,9 +101,9 @@ class Fenced(Memcache):
         super().__init__()
         self.raised = self.seen = 0
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str, default: Any = None, /) -> Any:
         self.seen = self.raised
-        return super().get(key)
+        return super().get(key, default)
 
     def set(self, key: str, value: Any, expire: int) -> None:
         if self.seen == self.raised:
