@@ -54,7 +54,7 @@ def test_a_name_and_its_methods_have_docstrings(module: str, name: str) -> None:
 
 
 def test_a_method_without_a_docstring_is_found() -> None:
-    kind = type("Kind", (), {"__module__": "appclient.x", "of": lambda: None, "is_so": property(lambda _: None)})
+    kind: Any = type("Kind", (), {"__module__": "appclient.x", "of": lambda: None, "is_so": property(lambda _: None)})
     kind.of.__module__ = kind.is_so.fget.__module__ = "appclient.x"
     assert find_undocumented(kind) == ["Kind", "is_so", "of"]
 
