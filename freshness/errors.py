@@ -66,10 +66,14 @@ class FreshnessError(Exception):
 
 
 class ConfigError(FreshnessError):
+    """The configuration file or an argument is wrong."""
+
     exit_code = 2
 
 
 class FormatError(FreshnessError, ValueError):
+    """Bytes or a text, such as a token, that do not parse."""
+
     exit_code = 2
 
 
@@ -78,6 +82,8 @@ class FlavorMismatch(FormatError):
 
 
 class NodeUnavailable(FreshnessError):
+    """A cache node did not answer, or not to the request. Trying again may help."""
+
     is_retryable = True
     exit_code = 3
 
@@ -91,16 +97,20 @@ class NodeTimedOut(NodeUnavailable):
 
 
 class NodeUnsuitable(FreshnessError):
+    """A cache node that can never serve: it is too old, or a proxy."""
+
     exit_code = 4
 
 
 class SourceUnavailable(FreshnessError):
+    """A database did not answer, or closed the stream. Trying again may help."""
+
     is_retryable = True
     exit_code = 3
 
 
 class QueryTimedOut(SourceUnavailable):
-    pass
+    """One statement took longer than it may. It is not tried on another server."""
 
 
 class ConnectionsExhausted(SourceUnavailable):
@@ -112,6 +122,8 @@ class Overloaded(SourceUnavailable):
 
 
 class SourceUnsuitable(FreshnessError):
+    """A database, a driver or a statement that cannot give right values."""
+
     exit_code = 4
 
 
@@ -130,6 +142,8 @@ class PublishStopped(FreshnessError):
 
 
 class StateChanged(FreshnessError):
+    """Values that are read together changed between two reads of them. Trying again may help."""
+
     is_retryable = True
 
 

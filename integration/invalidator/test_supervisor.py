@@ -44,7 +44,7 @@ class Manager:
 
     def wait_for(self, is_it: Callable[[str], bool]) -> list[str]:
         """What came, up to the first that is it."""
-        came = []
+        came: list[str] = []
         while not came or not is_it(came[-1]):
             came.append(self.socket.recv(4096).decode())
         return came

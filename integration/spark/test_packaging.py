@@ -1,4 +1,4 @@
-"""The project packed with venv-pack, as docs/spark.md says, and run by spark-submit on a cluster of two workers.
+"""The project packed with venv-pack2, as docs/spark.md says, and run by spark-submit on a cluster of two workers.
 
 The packed environment has the wheel of the project alone. Its dependencies, Spark and Arrow, are found beside it
 instead of being packed for each run of this test.

@@ -1,4 +1,4 @@
-"""What this process says to a supervisor such as systemd: sd_notify(3), a datagram to ``NOTIFY_SOCKET``."""
+"""The messages of this process to a supervisor such as systemd: sd_notify(3), a datagram to ``NOTIFY_SOCKET``."""
 
 from __future__ import annotations
 

@@ -94,6 +94,48 @@ def test_by_hand_the_late_replica_is_stored_and_the_comparison_says_so(
     assert system.find_stale() == []
 
 
+class Fenced(Memcache):
+    """A writer's delete raises the generation; a reader stores under the one that it read first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised = self.seen = 0
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        self.seen = self.raised
+        return super().get(key, default)
+
+    def set(self, key: str, value: Any, expire: int) -> None:
+        if self.seen == self.raised:
+            super().set(key, value, expire)
+
+    def delete(self, key: str) -> None:
+        self.raised += 1
+        super().delete(key)
+
+
+def test_neither_a_fence_nor_a_second_delete_keeps_a_late_replica_out(system: FakeSystem) -> None:
+    before = run_block("def get_profile")
+    memcache = Fenced()
+
+    def read() -> Any:
+        with closing(system.replicas[0].connect()) as replica:
+            return before["get_profile"](memcache, replica, 42)["totals"]
+
+    memcache.get("profile:42")
+    memcache.delete("profile:42")
+    memcache.set("profile:42", "of a slow reader", 300)
+    assert memcache.get("profile:42") is None
+    system.stop_replication()
+    with system.connect() as connection:
+        before["add_order"](connection, memcache, 42, 2, 50)
+    assert read() == [100]
+    memcache.delete("profile:42")  # some seconds later
+    assert read() == [100]
+    system.start_replication()
+    assert read() == [100]
+
+
 def test_the_comparison_says_so_where_the_new_cache_is_old(
     system: FakeSystem, read_both: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
