@@ -30,8 +30,8 @@ REMEDIES: Final[dict[ReadOutcome, str]] = {
     ReadOutcome.NO_RECORD: "no invalidator runs, or it is catching up: see its log",
     ReadOutcome.CLOSED: "no invalidator runs, or it is catching up: see its log",
     ReadOutcome.BOUNDED: "replicas lag, and the primary is not read in their place: `cache.primary_reads_per_second` "
-    "is reached, or 0, or the primary is down. Many with little lag and many writes: false sharing, raise "
-    "`cache.stripes`",
+    "is reached, or 0, or the primary is down or not the one in the file. Many with little lag and many writes: "
+    "false sharing, raise `cache.stripes`",
     ReadOutcome.FLOOR: _PRIMARY,
     ReadOutcome.STRIPE: _PRIMARY,
     ReadOutcome.TABLE_FLOOR: _PRIMARY,

@@ -271,13 +271,14 @@ class Pending:
         return replace(self.lookup, required=self.asked) if self.asked else self.lookup
 
     def is_bounded(self, row: Loaded) -> bool:
-        """Whether a replica was read that lacks what was asked for, and not the primary."""
-        return self._is_own(row) and any(
-            not server.is_primary and self._lacks(row, lineage) for lineage, server in row.servers.items()
-        )
+        """Whether a server was read that lacks what was asked for."""
+        return self._is_own(row) and any(self._lacks(row, *read) for read in row.servers.items())
 
-    def _lacks(self, row: Loaded, lineage: str) -> bool:
+    def _lacks(self, row: Loaded, lineage: str, server: ReadServer) -> bool:
+        """A primary of MariaDB shows more than its token says. One of MySQL that lacks it is the previous primary."""
         asked = self.asked.get(lineage)
+        if server.is_primary and (asked is None or asked is LATEST or asked.position.flavor == "mariadb"):
+            return False
         return asked is LATEST or lacks(row.tokens.get(lineage), asked)
 
     def _is_own(self, row: Loaded) -> bool:

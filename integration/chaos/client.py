@@ -114,7 +114,7 @@ class Customer(Base):
 
 
 class Mapped(Threads):
-    """Reads of an object-relational mapper on the link to the primary: of rows, by their keys. Those that its adapter
+    """Reads of an object-relational mapper on the link to the primary: of rows, by their keys. Rows that its adapter
     does not get from the cache are the primary's."""
 
     names = ("customer",)

@@ -229,9 +229,11 @@ def promoted(scene: Scene, chance: random.Random, target: str) -> Iterator[None]
 def lose(scene: Scene) -> None:
     """The primary dies, and a replica that lacks its last commits takes its place. No other fault is there. The
     operator names the new primary in the file."""
-    begin = now_us()
     previous, chosen, *others = scene.databases
-    with scene.writing:  # so that each row that is left shows its version
+    for each in (chosen, *others):
+        each.wait_caught_up(previous)  # the end of an ALTER is not lost
+    begin = now_us()
+    with scene.writing:
         for each in others:
             each.stop_replication()
             chosen.wait_caught_up(each)  # no other one has what the chosen one lacks

@@ -255,7 +255,8 @@ class Judge:
         begin = line["begin"] - LOCAL_COPY_SECONDS * SECOND * (outcome == "LOCAL_HIT")
         if outcome in HITS:
             yield "I7", self._done, begin - self._bounds.staleness * SECOND
-        is_due = outcome in REQUIRED and (outcome in STORED or not is_primary or self._is_primary(begin, line["end"]))
+        says_bounded = outcome in STORED or not is_primary or self._bounds.flavor == "mysql"
+        is_due = outcome in REQUIRED and (says_bounded or self._is_primary(begin, line["end"]))
         if is_due and self._is_noticed(begin, line["end"]) and node in self._told:
             yield "I1" if outcome in HITS else "I10", self._told[node], begin
         if is_primary and self._is_primary(begin, line["end"]):

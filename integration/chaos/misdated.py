@@ -1,5 +1,6 @@
-"""Runs a module with a wall clock that is ahead by so many seconds, or behind by a negative number of them:
-``python -m integration.chaos.misdated SECONDS MODULE …``. The judge goes by the monotonic clock, which stays right.
+"""Runs a module with a wrong wall clock: ``python -m integration.chaos.misdated SECONDS MODULE …``.
+
+It is ahead by these seconds, or behind if they are negative. The monotonic clock, by which the judge goes, is right.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -118,3 +120,21 @@ def test_what_is_right(lines: list[dict[str, Any]]) -> None:
 )
 def test_what_is_wrong(rule: str, lines: list[dict[str, Any]]) -> None:
     assert [each.partition(":")[0] for each in judge(*lines).violations] == [rule]
+
+
+@pytest.mark.parametrize(
+    ("flavor", "gtids", "found"), [("mysql", f"{uuid.UUID(int=1)}:1-", ["I10"]), ("mariadb", "0-1-", [])]
+)
+def test_an_old_miss_of_a_primary_that_is_none_any_more(flavor: str, gtids: str, found: list[str]) -> None:
+    """Its reader knows by its position that it lacks something, except on MariaDB."""
+    old = read(30, 10) | {"reads": [("STRIPE", NODE, True, [("group 1", 10 * SECOND)])]}
+    lines = [*commit(10, 11), *commit(20, 21), told(5, 9), promotion(22, 20), told(26, 20, primary="S"), old]
+    of_flavor = [
+        {
+            name: value.replace("0-1-", gtids) if name in ("gtids", "progress") else value
+            for name, value in line.items()
+        }
+        for line in lines
+    ]
+    violations = Judge(of_flavor, replace(BOUNDS, flavor=flavor)).judge().violations
+    assert [each.partition(":")[0] for each in violations] == found
