@@ -7,11 +7,13 @@ certificates are read again for each connection. Never logs or repeats a passwor
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, TypeAlias
 
 import pymysql
+from pymysql.constants import CR
 from pymysql.cursors import Cursor
 
 from freshness.config.server import ServerAddress
@@ -32,7 +34,10 @@ from freshness.position import Position, parse_gtids, parse_position
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
-CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, ValueError)
+_UNFIT: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error)
+"""Errors of PyMySQL for a packet whose lengths do not fit: it trusts them."""
+
+CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, *_UNFIT)
 """Errors of a connection attempt. Another exception, such as a signal handler's, does not come from the server."""
 
 TIMEOUT_HINT: Final = "make the statement quicker, or raise query_timeout_seconds of the keyspace"
@@ -116,7 +121,7 @@ def connect(
     # On loopback TLS only costs; elsewhere it is negotiated if the server offers it.
     is_plain = address.tls is False or (context is None and address.host in _LOOPBACK)
     try:
-        connection = pymysql.Connection(
+        connection = _Connection(
             host=address.host,
             port=address.port,
             user=address.user,
@@ -141,6 +146,17 @@ def connect(
         return connection
     except CONNECT_ERRORS as error:
         raise translated(error, address, "connecting") from error
+
+
+class _Connection(pymysql.Connection):
+    """Is closed by an answer that does not fit, which is an error of the connection."""
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
+        try:
+            return super()._read_query_result(unbuffered)  # type: ignore[misc]
+        except _UNFIT as error:
+            self._force_close()  # type: ignore[attr-defined]
+            raise pymysql.OperationalError(CR.CR_MALFORMED_PACKET, f"an answer does not fit: {error!r}") from error
 
 
 def _begin_session(connection: Connection) -> None:

@@ -47,6 +47,9 @@ LINES_BYTES: Final = 262_144
 RECEIVE_BYTES: Final = 16_384
 RECEIVE_MORE_BYTES: Final = 262_144
 STRIKES_PER_WRITE: Final = 1000
+ANSWERS_BYTES_MAX: Final = 1 << 20
+"""Bytes of all that a server says about itself: some ten thousand."""
+
 TLS_RECORD_BYTES: Final = 16_384
 """The most that a TLS record holds, and that memcached reads at once; see `_pack_records`."""
 
@@ -98,8 +101,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
     def describe(self) -> dict[str, dict[str, str]]:
         """See `DescribedNode`: ``version``, ``stats settings`` and ``stats``, by the names that the server gives."""
         with self._asking() as connection:
-            client = Client(self._address)
-            client.sock = connection
+            client = self._make_client(connection)
             version = _ask(client.version).decode("latin-1")
             return {
                 "version": {"version": version},
@@ -213,8 +215,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
     def _greet(self, connected: socket.socket) -> None:
         """Ask once per connection whether the server can serve at all. Raises `NodeUnsuitable`, `ProtocolError` and
         OSError."""
-        client = Client(self._address)
-        client.sock = connected
+        client = self._make_client(connected)
         if self._reach.credentials is not None:
             try:
                 is_stored = _ask(client.set, "auth", " ".join(self._reach.credentials()).encode(), noreply=False)
@@ -255,6 +256,11 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
                 f"keeps its memory in {settings[b'memory_file'].decode(errors='replace')}",
                 "start it without -e (--memory-file): a restart would bring back old data under its old life",
             )
+
+    def _make_client(self, connected: socket.socket) -> Client:
+        client = Client(self._address)
+        client.sock = _Bounded(connected)
+        return client
 
     def _unsuitable(self, what: str, hint: str) -> NodeUnsuitable:
         return NodeUnsuitable(f"memcached {self.name} {what}", hint=hint)
@@ -325,6 +331,22 @@ def _encode_in_pieces(strikes: Strikes) -> Iterator[list[bytes]]:
     for start in range(0, len(strikes), STRIKES_PER_WRITE):
         yield encode_strikes(strikes, start, start + STRIKES_PER_WRITE)
     yield [FENCE]
+
+
+class _Bounded:
+    """A socket for the questions about a server, whose answers have at most `ANSWERS_BYTES_MAX`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.sendall, self.close = connected.sendall, connected.close
+        self._receive = connected.recv
+        self._left = ANSWERS_BYTES_MAX
+
+    def recv(self, size: int) -> bytes:
+        received = self._receive(size)
+        self._left -= len(received)
+        if self._left < 0:
+            raise ProtocolError("its answer has no end")
+        return received
 
 
 def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -456,7 +456,11 @@ def _read_run(reader: ReplyReader, replies: list[Reply], start: int, end: int) -
 def _read_strikes(reader: ReplyReader, strikes: Strikes, replies: list[Reply]) -> None:
     """Note the appends that found no stripe. A refusal for memory does not say whose it is: then none counts."""
     places: dict[bytes, int] = {}
+    heard = 0
     while replies and (line := reader.line()) != b"MN":
+        heard += 1
+        if heard > len(strikes.stripes):
+            raise ProtocolError(f"more answers than appends: {line[:200].decode('latin-1')}")
         if line in REFUSALS:
             replies[: len(strikes.stripes)] = [CONFLICT] * len(strikes.stripes)
             continue

@@ -15,8 +15,9 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
+from redis._parsers.socket import SocketBuffer
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, SSLConnection
+from redis.connection import AbstractConnection, Connection, DefaultParser, SSLConnection
 from redis.credentials import CredentialProvider
 from redis.exceptions import (
     AskError,
@@ -55,6 +56,9 @@ KEYS_PER_SCAN: Final = 1_000
 """Places of its table that the server looks at for one answer: a fraction of a millisecond, in which it serves
 nobody else."""
 
+ANSWER_BYTES_MAX: Final = 1 << 22
+"""Of one answer: an item has `ITEM_BYTES_MAX`, and the answer to a SCAN some thousand keys."""
+
 UNREACHABLE_HINT: Final = "see that Redis runs there and is reachable; nothing was concluded from the silence"
 
 RIGHTS: Final = "+@scripting +@string +del +exists +pttl +scan +info +config|get +time"
@@ -68,12 +72,36 @@ _Pending: TypeAlias = tuple[list[tuple[int, DecodeAnswers]], bool]
 """How the answers are read, and whether the last one says which data they are of."""
 
 
+class _AnswerBuffer(SocketBuffer):
+    """redis-py's buffer of a socket, for answers of at most `ANSWER_BYTES_MAX`."""
+
+    _begin = 0
+
+    def get_pos(self) -> int:
+        self._begin = super().get_pos()
+        return self._begin
+
+    def _read_from_socket(self, length: int | None = None, *arguments: Any, **options: Any) -> bool:
+        if super().get_pos() + self.unread_bytes() + (length or 0) - self._begin > ANSWER_BYTES_MAX:
+            raise InvalidResponse(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+        return super()._read_from_socket(length, *arguments, **options)
+
+
+class _Parser(DefaultParser):  # type: ignore[misc, valid-type]
+    _buffer: Any
+
+    def on_connect(self, connection: Any) -> None:
+        super().on_connect(connection)
+        if isinstance(self._buffer, SocketBuffer):  # that of hiredis is its own
+            self._buffer = _AnswerBuffer(self._sock, self.socket_read_size, connection.socket_timeout)
+
+
 class _PlainConnection(Connection):
     """redis-py's connection, on a socket of a `Network`."""
 
     def __init__(self, network: Network, **options: Any) -> None:
         self._network = network
-        super().__init__(**options)  # type: ignore[no-untyped-call]
+        super().__init__(parser_class=_Parser, **options)  # type: ignore[no-untyped-call]
 
     def _connect(self) -> socket.socket:
         return self._network.connect(self.host, self.port, self.socket_connect_timeout, self.socket_timeout)
@@ -131,11 +159,14 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         with self._asking() as connection:
             self._write(connection, [("INFO",), ("CONFIG", "GET", "*"), ("TIME",)])
             info, config, now = self._read(connection, 3)
-        return {
-            "INFO": _parse_info(info),
-            "CONFIG": {} if isinstance(config, ResponseError) else _pairs(config),
-            "TIME": {} if isinstance(now, ResponseError) else {"seconds": now[0].decode()},
-        }
+            try:
+                return {
+                    "INFO": _parse_info(info),
+                    "CONFIG": {} if isinstance(config, ResponseError) else _pairs(config),
+                    "TIME": {} if isinstance(now, ResponseError) else {"seconds": now[0].decode()},
+                }
+            except (AttributeError, LookupError, TypeError) as error:
+                raise UnfitAnswer(f"INFO, CONFIG and TIME: {error}") from error
 
     def scan(self, prefix: bytes) -> Iterator[bytes]:
         """The keys that begin so, by SCAN: one that is there all the while comes, perhaps twice. Fails as `send`."""
@@ -144,8 +175,10 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             with self._asking() as connection:
                 self._write(connection, [("SCAN", cursor, "MATCH", pattern, "COUNT", KEYS_PER_SCAN)])
                 (answer,) = self._read(connection, 1)
-            if isinstance(answer, ResponseError):
-                self._raise_refusal("SCAN", answer)
+                if isinstance(answer, ResponseError):
+                    self._raise_refusal("SCAN", answer)
+                if not isinstance(answer, list) or [*map(type, answer)] != [bytes, list]:
+                    raise UnfitAnswer(f"expected a cursor and keys, got {answer!r:.200}")
             cursor, keys = answer
             yield from keys
             if cursor == b"0":
@@ -186,6 +219,9 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
                 f"redis {self.name} may have other data than when this connection was opened, and it is closed",
                 hint="the server has become a replica or a primary, or got its first replica",
             )
+        buffer = getattr(getattr(connection, "_parser", None), "_buffer", None)
+        if isinstance(buffer, SocketBuffer) and buffer.unread_bytes():
+            raise UnfitAnswer("more answers than requests")
         return replies
 
     def _read_replication(self, connection: AbstractConnection, **timeout: float) -> bytes:
@@ -206,7 +242,7 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
             )
         if isinstance(error, RedisTimeoutError | TimeoutError):
             return NodeTimedOut(f"redis {self.name} did not answer in time", hint=UNREACHABLE_HINT)
-        if isinstance(error, UnfitAnswer):
+        if isinstance(error, UnfitAnswer | ValueError | RecursionError):  # redis-py trusts sizes and depths
             return NodeUnavailable(f"redis {self.name} gave an answer that does not fit: {error}")
         return None
 

@@ -256,7 +256,7 @@ def _decode_item(answers: Answers, *, won: Item | None = None) -> Reply:
         return MISSING
     if answer == 1 and won is not None:
         return won
-    if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], bytes):
+    if not isinstance(answer, list) or len(answer) != 2 or [*map(type, answer)] != [bytes, int]:
         raise UnfitAnswer(f"expected an item, got {answer!r:.200}")
     raw, ttl_ms = answer
     ttl_seconds = -(-ttl_ms // 1000) if ttl_ms >= 0 else -1
@@ -296,6 +296,6 @@ def is_out_of_memory(answer: Any) -> bool:
 
 
 def _choose(answer: Any, replies: Mapping[Any, Reply]) -> Reply:
-    if answer not in replies:
+    if isinstance(answer, list) or answer not in replies:
         raise UnfitAnswer(f"expected one of {list(replies)}, got {answer!r:.200}")
     return replies[answer]

@@ -168,7 +168,7 @@ def open_actions(engine: Engine, path: str, window: Window = ALL) -> RecordedFil
     unfinished = [file for file in files if file.endswith(UNFINISHED)]
     whole = sorted({*files}.difference(unfinished))
     if not whole:
-        raise ConfigError(f"there is no whole file in {folder.name}", hint="stop its writers")
+        raise ConfigError(f"{folder.name} has unfinished files alone", hint="stop their writers")
     footers = _read_footers(engine, folder, whole, "actions", history.ACTIONS_VERSION, ACTIONS)
     found = _open_recording(folder, window.choose_actions(footers), "actions", ACTIONS)
     return replace(found, unfinished=tuple(Path(file).name for file in unfinished))

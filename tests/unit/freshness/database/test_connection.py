@@ -13,6 +13,7 @@ import pytest
 
 from freshness.config.access import Password, PasswordCommand, PasswordFile, Tls
 from freshness.config.server import ServerAddress
+from freshness.database import connection as database
 from freshness.database.connection import connect, translated
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 
@@ -57,25 +58,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def connect(self, _: object) -> None:
             pass
 
-    monkeypatch.setattr(pymysql, "Connection", Connection)
+    monkeypatch.setattr(database, "_Connection", Connection)
     return options
 
 
 @pytest.mark.usefixtures("asked")
 def test_no_server_cuts_an_answer_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its global variables say. A vtgate has no such limit, and would hold the variable for the tablets."""
-    monkeypatch.setattr(pymysql.Connection, "statements", [])
+    monkeypatch.setattr(database._Connection, "statements", [])
     for info in ("10.11.6-MariaDB", "8.4.6-Vitess"):
-        monkeypatch.setattr(pymysql.Connection, "info", info, raising=False)
+        monkeypatch.setattr(database._Connection, "info", info, raising=False)
         connect(ServerAddress(LOOPBACK))
-    assert pymysql.Connection.statements == [  # type: ignore[attr-defined]
+    assert database._Connection.statements == [  # type: ignore[attr-defined]
         f"SET time_zone = '+00:00', sql_select_limit = {2**63 - 1}",
         "SET time_zone = '+00:00'",
     ]
-    monkeypatch.setattr(pymysql.Connection, "error", pymysql.OperationalError(2013, "lost"), raising=False)
+    monkeypatch.setattr(database._Connection, "error", pymysql.OperationalError(2013, "lost"), raising=False)
     with pytest.raises(SourceUnavailable, match="lost"):
         connect(ServerAddress(LOOPBACK))
-    assert pymysql.Connection.statements[-1] == "closed"  # type: ignore[attr-defined]
+    assert database._Connection.statements[-1] == "closed"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("host", [REMOTE, LOOPBACK])

@@ -31,7 +31,8 @@ Change = tuple[tuple[int, str, int | None], ...]
 
 @dataclass(frozen=True)
 class Crash:
-    """``files``: by path, the bytes of a file, None for a folder. ``promised``: what the writer had said before."""
+    """``files``: by path, the bytes of a file, None for a folder. ``promised``: number that the
+    writer had promised before."""
 
     files: tuple[tuple[str, bytes | None], ...]
     promised: int
@@ -48,7 +49,7 @@ class Crash:
 
 @dataclass
 class Disk:
-    """``saved``: what survives a crash for sure; ``waiting``: changes of names after that."""
+    """``saved``: names that survive a crash; ``waiting``: changes of names after that."""
 
     root: Path
     numbers: dict[int, int] = field(default_factory=dict)

@@ -574,7 +574,7 @@ def test_the_command_judges_the_rest_of_an_unfinished_history(
     for path in Path(good.history).glob("*.parquet"):
         path.unlink()
     assert command.main(options) == 2
-    assert "no whole file" in capsys.readouterr().err
+    assert "unfinished files alone" in capsys.readouterr().err
 
 
 def test_the_command_judges_a_part_of_the_time(
