@@ -37,7 +37,7 @@ from freshness.nodes.meta import (
     plan_strikes,
     read_value,
 )
-from freshness.nodes.servernode import Reach, ServerNode
+from freshness.nodes.servernode import BoundedSocket, Reach, ServerNode
 
 OLDEST_VERSION: Final = (1, 6, 13)
 """Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
@@ -259,7 +259,7 @@ class MemcachedNode(ServerNode[socket.socket, Plan]):
 
     def _make_client(self, connected: socket.socket) -> Client:
         client = Client(self._address)
-        client.sock = _Bounded(connected)
+        client.sock = BoundedSocket(connected, ANSWERS_BYTES_MAX)
         return client
 
     def _unsuitable(self, what: str, hint: str) -> NodeUnsuitable:
@@ -331,22 +331,6 @@ def _encode_in_pieces(strikes: Strikes) -> Iterator[list[bytes]]:
     for start in range(0, len(strikes), STRIKES_PER_WRITE):
         yield encode_strikes(strikes, start, start + STRIKES_PER_WRITE)
     yield [FENCE]
-
-
-class _Bounded:
-    """A socket for the questions about a server, whose answers have at most `ANSWERS_BYTES_MAX`."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.sendall, self.close = connected.sendall, connected.close
-        self._receive = connected.recv
-        self._left = ANSWERS_BYTES_MAX
-
-    def recv(self, size: int) -> bytes:
-        received = self._receive(size)
-        self._left -= len(received)
-        if self._left < 0:
-            raise ProtocolError("its answer has no end")
-        return received
 
 
 def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -15,9 +15,8 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
-from redis._parsers.socket import SocketBuffer
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, DefaultParser, SSLConnection
+from redis.connection import AbstractConnection, Connection, SSLConnection
 from redis.credentials import CredentialProvider
 from redis.exceptions import (
     AskError,
@@ -50,7 +49,7 @@ from freshness.nodes.scripts import (
     find_replication,
     is_out_of_memory,
 )
-from freshness.nodes.servernode import Reach, ServerNode
+from freshness.nodes.servernode import BoundedSocket, Reach, ServerNode
 
 KEYS_PER_SCAN: Final = 1_000
 """Places of its table that the server looks at for one answer: a fraction of a millisecond, in which it serves
@@ -72,42 +71,32 @@ _Pending: TypeAlias = tuple[list[tuple[int, DecodeAnswers]], bool]
 """How the answers are read, and whether the last one says which data they are of."""
 
 
-class _AnswerBuffer(SocketBuffer):
-    """redis-py's buffer of a socket, for answers of at most `ANSWER_BYTES_MAX`."""
-
-    _begin = 0
-
-    def get_pos(self) -> int:
-        self._begin = super().get_pos()
-        return self._begin
-
-    def _read_from_socket(self, length: int | None = None, *arguments: Any, **options: Any) -> bool:
-        if super().get_pos() + self.unread_bytes() + (length or 0) - self._begin > ANSWER_BYTES_MAX:
-            raise InvalidResponse(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
-        return super()._read_from_socket(length, *arguments, **options)
-
-
-class _Parser(DefaultParser):  # type: ignore[misc, valid-type]
-    _buffer: Any
-
-    def on_connect(self, connection: Any) -> None:
-        super().on_connect(connection)
-        if isinstance(self._buffer, SocketBuffer):  # that of hiredis is its own
-            self._buffer = _AnswerBuffer(self._sock, self.socket_read_size, connection.socket_timeout)
-
-
-class _PlainConnection(Connection):
+class _DialledConnection(Connection):
     """redis-py's connection, on a socket of a `Network`."""
 
     def __init__(self, network: Network, **options: Any) -> None:
         self._network = network
-        super().__init__(parser_class=_Parser, **options)  # type: ignore[no-untyped-call]
+        super().__init__(**options)  # type: ignore[no-untyped-call]
 
     def _connect(self) -> socket.socket:
         return self._network.connect(self.host, self.port, self.socket_connect_timeout, self.socket_timeout)
 
 
-class _TlsConnection(SSLConnection, _PlainConnection):
+class _BoundedConnection(Connection):
+    """``bounded``: the socket that redis-py reads from."""
+
+    bounded: BoundedSocket
+
+    def _connect(self) -> Any:
+        self.bounded = BoundedSocket(super()._connect(), ANSWER_BYTES_MAX)  # type: ignore[no-untyped-call]
+        return self.bounded
+
+
+class _PlainConnection(_BoundedConnection, _DialledConnection):
+    pass
+
+
+class _TlsConnection(_BoundedConnection, SSLConnection, _DialledConnection):
     """The same with TLS. It trusts whom our context trusts; redis-py's own trusts those of the system besides."""
 
     def __init__(self, network: Network, make_tls: Callable[[], ssl.SSLContext], **options: Any) -> None:
@@ -219,8 +208,7 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
                 f"redis {self.name} may have other data than when this connection was opened, and it is closed",
                 hint="the server has become a replica or a primary, or got its first replica",
             )
-        buffer = getattr(getattr(connection, "_parser", None), "_buffer", None)
-        if isinstance(buffer, SocketBuffer) and buffer.unread_bytes():
+        if not is_asked and connection.can_read(timeout=0):
             raise UnfitAnswer("more answers than requests")
         return replies
 
@@ -257,6 +245,8 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
         """The next answers; a refusal of the server stays in its place."""
         answers: Answers = []
         for _ in range(count):
+            if isinstance(connection, _BoundedConnection):
+                connection.bounded.left = ANSWER_BYTES_MAX
             try:
                 answers.append(connection.read_response(**timeout))
             except ResponseError as error:

@@ -41,6 +41,33 @@ class Reach:
     network: Network = BLOCKING
 
 
+class BoundedSocket:
+    """A socket for a client library that trusts its server: fails when more than ``left`` bytes have come. The owner
+    sets ``left`` again for each answer."""
+
+    def __init__(self, connected: socket.socket, left: int) -> None:
+        self._connected = connected
+        self.left = left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connected, name)
+
+    def recv(self, *arguments: Any) -> bytes:
+        received = self._connected.recv(*arguments)
+        self._count(len(received))
+        return received
+
+    def recv_into(self, *arguments: Any) -> int:
+        received = self._connected.recv_into(*arguments)
+        self._count(received)
+        return received
+
+    def _count(self, received: int) -> None:
+        self.left -= received
+        if self.left < 0:
+            raise OSError("its answer has no end")
+
+
 class ServerNode(ABC, Generic[Connected, Awaited]):
     """See `freshness.algorithm.node.CacheNode`. ``Connected``: a connection; ``Awaited``: how answers are read."""
 

@@ -33,6 +33,9 @@ class Connection:
 
     def disconnect(self) -> None: ...
 
+    def can_read(self, timeout: float) -> bool:
+        return False
+
     def pack_commands(self, _: object) -> list[bytes]:
         return []
 
