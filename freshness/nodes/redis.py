@@ -56,7 +56,7 @@ KEYS_PER_SCAN: Final = 1_000
 nobody else."""
 
 ANSWER_BYTES_MAX: Final = 1 << 22
-"""Of one answer: an item has `ITEM_BYTES_MAX`, and the answer to a SCAN some thousand keys."""
+"""Bytes of one answer: an item has `ITEM_BYTES_MAX`, and the answer to a SCAN some thousand keys."""
 
 UNREACHABLE_HINT: Final = "see that Redis runs there and is reachable; nothing was concluded from the silence"
 

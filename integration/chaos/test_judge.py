@@ -40,6 +40,7 @@ def promotion(at: float, kept: int) -> dict[str, Any]:
 
 
 NOTE: Final = commit(5, 6, "note 1")
+LOSS: Final = promotion(22, 10)
 
 
 def judge(*lines: dict[str, Any]) -> Verdict:
@@ -79,6 +80,7 @@ def judge(*lines: dict[str, Any]) -> Verdict:
             read(25, 10, own={"group 1": 23 * SECOND}),
             told(26, 30, primary="S"),
         ],
+        [told(5, 9), LOSS, *commit(23, 24), read(25, 20, 23, together=True), told(26, 30, primary="S")],
     ],
 )
 def test_what_is_right(lines: list[dict[str, Any]]) -> None:
@@ -109,6 +111,8 @@ def test_what_is_right(lines: list[dict[str, Any]]) -> None:
         ("I9", [read(22, 10, own={"group 1": 20 * SECOND})]),
         ("I11", [read(22, 10, 20, together=True)]),
         ("I11", [read(22, "torn: 10, 20")]),
+        ("I11", [told(5, 9), LOSS, *commit(23, 24), read(25, 10, 23, together=True), told(26, 30, primary="S")]),
+        ("I11", [told(5, 9), LOSS, *commit(23, 24), told(26, 30, primary="S"), read(29, 20, 23, together=True)]),
         ("primary", [read(22, 10, outcome="ENGINE")]),
         ("value", [read(22, 15)]),
         ("value", [read(8, 10)]),
