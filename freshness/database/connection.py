@@ -154,6 +154,9 @@ class _Connection(pymysql.Connection):
     def _read_query_result(self, unbuffered: bool = False) -> Any:
         try:
             return super()._read_query_result(unbuffered)  # type: ignore[misc]
+        except UnicodeDecodeError:  # the packets fit: a value that PyMySQL takes for text, as of a VECTOR
+            self._force_close()  # type: ignore[attr-defined]
+            raise
         except _UNFIT as error:
             self._force_close()  # type: ignore[attr-defined]
             raise pymysql.OperationalError(CR.CR_MALFORMED_PACKET, f"an answer does not fit: {error!r}") from error

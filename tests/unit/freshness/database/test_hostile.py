@@ -98,6 +98,17 @@ def peers() -> Iterator[list[Peer]]:
         peer.finish()
 
 
+def test_a_value_that_is_no_text_is_no_broken_answer(peers: list[Peer]) -> None:
+    """Each server of the shard would give the same: a VECTOR, which PyMySQL takes for text."""
+    of_vector = b"\3def\0\0\0\1a\1a\x0c" + struct.pack("<HIBHBH", 45, 4, 242, 0, 0, 0)
+    rows = frame(1, b"\1") + frame(2, of_vector) + frame(3, b"\xfe\0\0\2\0") + frame(4, b"\1\xc0")
+    peers.append(Peer(answer=rows + frame(5, b"\xfe\0\0\2\0")))
+    connection = connect(peers[0].address, timeout_seconds=60, read_timeout_seconds=60)
+    with pytest.raises(UnicodeDecodeError), connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    assert not connection.open
+
+
 @pytest.mark.parametrize("name", GREETINGS)
 def test_a_greeting_that_is_none(name: str, peers: list[Peer]) -> None:
     peers.append(Peer(greeting=GREETINGS[name]))
