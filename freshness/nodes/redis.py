@@ -307,6 +307,8 @@ class RedisNode(ServerNode[AbstractConnection, _Pending]):
 
     def _find_socket(self, connection: AbstractConnection) -> socket.socket | None:
         found = getattr(connection, "_sock", None)  # fakeredis has another thing there
+        if isinstance(found, BoundedSocket):
+            found = found.connected
         return found if isinstance(found, socket.socket) else None
 
     def _disconnect(self, connection: AbstractConnection) -> None:

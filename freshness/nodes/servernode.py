@@ -43,22 +43,22 @@ class Reach:
 
 class BoundedSocket:
     """A socket for a client library that trusts its server: fails when more than ``left`` bytes have come. The owner
-    sets ``left`` again for each answer."""
+    sets ``left`` again for each answer. ``connected``: the socket."""
 
     def __init__(self, connected: socket.socket, left: int) -> None:
-        self._connected = connected
+        self.connected = connected
         self.left = left
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._connected, name)
+        return getattr(self.connected, name)
 
     def recv(self, *arguments: Any) -> bytes:
-        received = self._connected.recv(*arguments)
+        received = self.connected.recv(*arguments)
         self._count(len(received))
         return received
 
     def recv_into(self, *arguments: Any) -> int:
-        received = self._connected.recv_into(*arguments)
+        received = self.connected.recv_into(*arguments)
         self._count(received)
         return received
 

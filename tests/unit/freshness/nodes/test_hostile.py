@@ -42,9 +42,13 @@ class Peer:
         self._answer, self._trigger, self._attack = answer, trigger, attack
         threading.Thread(target=self._serve, daemon=True).start()
 
+    def hang_up(self) -> None:
+        self._served.shutdown(socket.SHUT_RDWR)
+
     def _serve(self) -> None:
         for number in range(2):
             connection, _ = self._listener.accept()
+            self._served = connection
             with closing(connection), suppress(ConnectionError):
                 connection.settimeout(60)
                 while received := connection.recv(1 << 20):
@@ -166,6 +170,19 @@ def test_a_redis_that_answers_anything(name: str) -> None:
     peer = Peer(make_redis(), b"shop:", attack())
     node = RedisNode(peer.address, REACH)
     require_failure(node, peer, lambda: node.perform(requests))
+
+
+def test_a_redis_that_ends_the_connection_is_noticed() -> None:
+    """Before a request, so that none fails: the socket is found behind the bound of its answers."""
+    peer = Peer(make_redis(), b"nothing", ())
+    node = RedisNode(peer.address, Reach(timeout_seconds=60))
+    node.connect()
+    assert node.is_connected
+    peer.hang_up()
+    assert not node.is_connected
+    node.close()
+    assert node.perform([Get(KEY)]) == [MISSING]
+    node.close()
 
 
 @pytest.mark.parametrize("asked", [b"version", b"stats settings"])
