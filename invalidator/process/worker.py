@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 from freshness.algorithm.applier import RENEW_SECONDS
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import find_record, record_key, resume_key
-from freshness.algorithm.request import Get, Wait
+from freshness.algorithm.request import Get, ReadHead, Wait
 from freshness.algorithm.witness import Witness
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
@@ -59,6 +59,9 @@ NodeState: TypeAlias = Literal["open", "closed", "lapsed", "not joined"]
 """The state of a node for one shard. ``lapsed``: its lease has run out."""
 
 ReadRegistry: TypeAlias = Callable[[Mapping[str, ObjectDefinition], Set[str]], Mapping[str, ObjectDefinition]]
+
+SHOWN_SECONDS: Final = 1.0
+"""Less than a lease has left. A primary never shows a domain that it knows from a previous source alone (F113)."""
 
 STOP_SEEN_SECONDS: Final = 0.1
 """How long a pause may last before it is seen that the worker is to stop."""
@@ -243,6 +246,14 @@ class ShardWorker:
             altered = (task.altered | task.objects.items()) - present.objects.items()
             raise _KeysAltered(replace(present, altered=altered))
 
+    def _wait_shown(self, raising: Sequence[Transaction], driver: BlockingDriver) -> None:
+        """Return when the primary shows these statements, or after `SHOWN_SECONDS`: a statement may be in its log
+        before (F57), and its schema is the previous one then."""
+        position = raising[0].position.union_all(each.position for each in raising[1:])
+        until = running_clock() + SHOWN_SECONDS
+        while not driver.answer(ReadHead()).position.contains(position) and running_clock() < until:
+            driver.answer(Wait(STOP_SEEN_SECONDS))
+
     def _follow(self) -> None:
         self.steps = 0
         task = self.assignment
@@ -306,7 +317,12 @@ class ShardWorker:
             match step:
                 case Poll():
                     transactions = source.poll(step.timeout_seconds, step.transactions_max)
-                    self._require_keys(frozenset().union(*(each.raised_tables for each in transactions)), driver)
+                    raising = [
+                        each for each in transactions if not self.assignment.tables.isdisjoint(each.raised_tables)
+                    ]
+                    if raising:
+                        self._wait_shown(raising, driver)
+                        self._require_keys(frozenset().union(*(each.raised_tables for each in raising)), driver)
                     return transactions
                 case OpenStream():
                     source.open(step.start)

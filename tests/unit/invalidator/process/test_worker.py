@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm.request import Streamed, Wait
+from freshness.algorithm.request import Head, ReadHead, Streamed, Wait
 from freshness.config.config import Config, load_config
 from freshness.errors import ConfigError, FreshnessError, MembershipLost, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
-from freshness.position import empty_position
+from freshness.position import Position, empty_position, parse_position
 from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll
 from invalidator.process.assignment import Assignment
@@ -99,6 +99,10 @@ def test_a_stripe_that_waits_for_a_heartbeat_makes_the_next_one_come_at_once(tmp
     assert following.hurried == [5.0, 5.0], "it has come back"
 
 
+def position_up_to(number: int) -> Position:
+    return parse_position("mysql", f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{number}" if number else "")
+
+
 def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknowledged(tmp_path: Path) -> None:
     worker = worker_of(tmp_path)
     task = worker.assignment
@@ -110,16 +114,27 @@ def test_a_statement_that_may_have_altered_keys_is_looked_at_before_it_is_acknow
         return found[-1]
 
     worker.read_registry = read_registry
-    brought = [Transaction(empty_position("mysql"), 0)]
+    brought = [Transaction(position_up_to(1), 0)]
     source: Any = SimpleNamespace(poll=lambda *_: brought, open=lambda _: None)
     nothing: Any = None
-    answer = worker._make_answerer(nothing, source, nothing)  # without an invalidator, no lease is to be kept
+    heads = [Head(position_up_to(number), 1) for number in (1, 0)]
+    shown: list[int] = []
+
+    def ask(step: Any) -> Any:
+        if isinstance(step, ReadHead):
+            shown.append(len(asked))
+            return heads.pop() if len(heads) > 1 else heads[0]
+        return None
+
+    driver: Any = SimpleNamespace(answer=ask)
+    answer = worker._make_answerer(driver, source, nothing)  # without an invalidator, no lease is to be kept
     assert answer(Poll(0, 1)) == brought
     brought[0] = brought[0]._replace(raised_tables=frozenset(("elsewhere",)))
     assert answer(Poll(0, 1)) == brought
     assert asked == []
     brought[0] = brought[0]._replace(raised_tables=frozenset(("orders",)))
     assert answer(Poll(0, 1)) == brought, "no key was altered"
+    assert shown == [0, 0], "the primary is asked until it shows the statement, and then for the keys"
     answer(OpenStream(empty_position("mysql")))
     assert asked == [(task.definitions, {"orders"}), (task.definitions, task.tables)]
     found.append({**task.definitions, "profile": task.definitions["profile"].closed("no table")})
