@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import Any, Final
@@ -25,11 +26,19 @@ def require_safe(connection: Any) -> None:
 @cache
 def _require(name: str) -> None:
     least, does = LEAST.get(name, ("", ""))
-    found = metadata.version(name) if least else ""
+    found = _find_version(name) if least else ""
     if _parse(found) < _parse(least):
         raise SourceUnsuitable(
             f"{name} {found} is installed; versions before {least} {does}", hint=f"pip install '{name}>={least}'"
         )
+
+
+def _find_version(module: str) -> str:
+    """Version of the package that brings it, perhaps a fork of another name."""
+    for package in (module, *metadata.packages_distributions().get(module, ())):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    raise SourceUnsuitable(f"no version of {module} is known", hint="install it with the metadata of its package")
 
 
 def _parse(version: str) -> list[int]:

@@ -49,6 +49,24 @@ def test_a_later_version_is_taken(package: str, found: str, monkeypatch: pytest.
     require_safe(make_connection(package))
 
 
+@pytest.mark.parametrize("package", ["asyncmy2", ""])
+def test_a_fork_of_another_name_is_looked_up(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its metadata nobody knows the version."""
+
+    def find(name: str) -> str:
+        if name != "asyncmy2":
+            raise metadata.PackageNotFoundError(name)
+        return "0.2.21"
+
+    monkeypatch.setattr(metadata, "version", find)
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"asyncmy": [package]} if package else {})
+    if package:
+        require_safe(make_connection("asyncmy"))
+    else:
+        with pytest.raises(SourceUnsuitable, match="no version of asyncmy is known"):
+            require_safe(make_connection("asyncmy"))
+
+
 def test_a_driver_without_a_dangerous_version_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", {}.__getitem__)
     require_safe(make_connection("pymysql"))
