@@ -197,7 +197,10 @@ class Invalidator:
         """Start, exchange and stop workers so that there is one for each shard of ``config``, with the primaries that
         were adopted."""
         given, config = config, _with_primaries(config, self._adopted)
-        registries = {name: self._read_registry(config, name) for name in config.keyspaces}
+        registries = {}
+        for name in config.keyspaces:
+            registries[name] = self._read_registry(config, name)
+            self._supervisor.work()
         wanted = _assignments(config, registries, self._shards, self._nodes)
         changed = [
             lineage

@@ -42,12 +42,21 @@ class Supervisor:
             self._send(f"STATUS={status}")
         is_due = 0 < self._feed_seconds <= self._clock() - self._fed_at
         if is_due and all(taken != self._steps.get(name) for name, taken in steps.items()):
-            self._send("WATCHDOG=1")
-            self._fed_at, self._steps = self._clock(), dict(steps)
+            self._feed()
+            self._steps = dict(steps)
+
+    def work(self) -> None:
+        """The process works at its configuration, which may take longer than the watchdog waits."""
+        if self._feed_seconds:
+            self._feed()
 
     def stop(self) -> None:
         """The process begins to end."""
         self._send("STOPPING=1")
+
+    def _feed(self) -> None:
+        self._send("WATCHDOG=1")
+        self._fed_at = self._clock()
 
     def _send(self, *states: str) -> None:
         if not self._address:

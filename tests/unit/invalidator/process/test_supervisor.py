@@ -79,6 +79,16 @@ def test_the_watchdog_is_fed_while_every_loop_takes_steps(manager: Manager) -> N
 
 
 @pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_the_watchdog_is_fed_while_a_configuration_is_loaded(manager: Manager) -> None:
+    """The schema of several keyspaces may take longer than it waits."""
+    supervisor = manager.watch(WATCHDOG_USEC="10000000")
+    supervisor.work()
+    assert manager.take() == ["WATCHDOG=1"]
+    manager.watch().work()
+    assert manager.take() == [], "there is none"
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
 @pytest.mark.parametrize("environ", [{}, {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}])
 def test_the_watchdog_of_nobody_is_not_fed(manager: Manager, environ: dict[str, str]) -> None:
     supervisor = manager.watch(**environ)
