@@ -49,7 +49,7 @@ def formed() -> Iterator[Group]:
 @pytest.fixture
 def group(formed: Group) -> Group:
     """The members in their present order: the primary first. They have the table, and its rows."""
-    primary = formed.find_primary(formed.members[0])
+    primary = wait_primary(formed, formed.members[0])
     formed.members.sort(key=lambda each: each is not primary)
     primary.execute("DROP DATABASE IF EXISTS shop")
     primary.execute("CREATE DATABASE shop")
@@ -126,6 +126,13 @@ def wait_adopted(system: System, times: int = 1) -> None:
     system.wait_open()
 
 
+def wait_primary(group: Group, witness: MysqlServer, previous: MysqlServer | None = None) -> MysqlServer:
+    wait_until(lambda: group.find_primary(witness, previous) is not None, "the group has a primary")
+    primary = group.find_primary(witness, previous)
+    assert primary is not None
+    return primary
+
+
 def test_the_members_are_a_primary_and_its_replicas(group: Group, tmp_path: Path) -> None:
     """`check` finds nothing wrong, and misses and the log come from the secondaries."""
     with Memcached() as node:
@@ -159,8 +166,9 @@ def test_a_killed_primary_is_succeeded_without_an_operator(group: Group, tmp_pat
         lives = system.lives()
         writer.move(None)
         previous.kill()
-        wait_until(lambda: group.find_primary(others[0]) is not previous, "another one is elected")
-        writer.move(group.find_primary(others[0]))
+        elected = wait_primary(group, others[0], previous)
+        wait_until(lambda: not elected.execute("SELECT @@global.read_only")[0][0], "it is writable")
+        writer.move(elected)
         wait_adopted(system)
         judge.wait_writes(20)
         judge.wait_judged(20)
@@ -181,8 +189,7 @@ def test_an_elected_primary_with_a_backlog_has_lost_nothing(group: Group) -> Non
         previous.execute("ALTER TABLE customers ADD COLUMN w INT", database="shop")
         start = look_at(_address(previous), "mysql", timeout_seconds=5).executed
         previous.kill()
-        wait_until(lambda: group.find_primary(other) is not previous, "another one is elected")
-        elected = group.find_primary(other)
+        elected = wait_primary(group, other, previous)
         state = look_at(_address(elected), "mysql", timeout_seconds=5)
         assert state.is_elected
         assert not state.executed.contains(start)
@@ -209,6 +216,8 @@ def test_an_account_that_may_not_see_the_group(group: Group, tmp_path: Path) -> 
     primary.execute("CREATE USER few@'%' IDENTIFIED BY 'few'")
     primary.execute("GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO few@'%'")
     primary.execute(rights)
+    for each in group.members[1:]:
+        each.wait_caught_up(primary)
     try:
         with Memcached() as node:
             path = write(group, tmp_path, node)

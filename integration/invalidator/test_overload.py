@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -57,11 +57,16 @@ class Watched:
     outcomes: Counter[str] = field(default_factory=Counter)
     demands: Counter[int] = field(default_factory=Counter)
 
-    def write(self, version: int, sql: str = "UPDATE customers SET v = %s") -> None:
+    def write(self, version: int, sql: str = "UPDATE customers SET v = %s", connection: Any = None) -> None:
+        """``connection``: to the primary, or one that is made for it."""
         primary = self.system.pair.primary
-        with primary.connect("shop", read_timeout=600) as connection, connection.cursor() as cursor:
+        if connection is None:
+            with primary.connect("shop", read_timeout=600) as own:
+                self.write(version, sql, own)
+            return
+        with connection.cursor() as cursor:
             cursor.execute(sql, (version,))
-            self.commits.append((executed_position(connection, primary.flavor), version))
+        self.commits.append((executed_position(connection, primary.flavor), version))
 
     def acknowledged(self, node: str) -> int:
         """The version that the node's record names."""
@@ -126,6 +131,12 @@ def test_writes_beyond_the_invalidator(pair: Pair, tmp_path: Path, objects: str)
         assert memory_mb(system.invalidator) < MEMORY_MB_MAX
 
 
+def limit(roots: Sequence[Any], connections: int) -> None:
+    for connection in roots:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET GLOBAL max_connections = {connections}")
+
+
 def test_readers_beyond_the_database(pair: Pair, tmp_path: Path) -> None:
     """All rows are read at once after a flush, by more readers than there are connections, of the process and of the
     servers: a value is right, or an error says why there is none."""
@@ -145,22 +156,21 @@ def test_readers_beyond_the_database(pair: Pair, tmp_path: Path) -> None:
             except FreshnessError as error:
                 errors[type(error).__name__] += 1
 
-        servers = (system.pair.primary, system.pair.replica)
-        try:
-            for server in servers:
-                server.execute("SET GLOBAL max_connections = 10")
+        with ExitStack() as held:
+            roots = [
+                held.enter_context(each.connect(user="root")) for each in (system.pair.primary, system.pair.replica)
+            ]
+            writer = held.enter_context(system.pair.primary.connect("shop"))
+            held.callback(limit, roots, 151)
+            limit(roots, 10)
             with ThreadPoolExecutor(6) as processes:
                 for node in system.nodes:
                     node.ask("flush_all")
                 running = [processes.submit(read_all, seed) for seed in range(6)]
                 for version in range(1, 6):
-                    watched.write(version)
+                    watched.write(version, connection=writer)
                 for each in running:
                     each.result()
-        finally:
-            for server in servers:
-                with server.connect(user="root") as connection, connection.cursor() as cursor:
-                    cursor.execute("SET GLOBAL max_connections = 151")
         assert set(errors) <= {"SourceUnavailable", "ConnectionsExhausted"}
         with closing(system.open_cache()) as cache:
             watched.check(cache, range(ROWS))

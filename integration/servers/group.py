@@ -45,11 +45,11 @@ class Group:
         [(identity,)] = member.execute("SELECT @@global.server_uuid")
         member.execute("SELECT group_replication_set_as_primary(%s)", identity)
 
-    def find_primary(self, witness: MysqlServer) -> MysqlServer:
-        """The primary as this member sees it, which may be gone already."""
+    def find_primary(self, witness: MysqlServer, previous: MysqlServer | None = None) -> MysqlServer | None:
+        """The primary as the witness sees it; None while it sees none but the previous one."""
         ports = {port for port, role in witness.execute(_MEMBERS) if role == "PRIMARY"}
-        [primary] = [each for each in self.members if each.port in ports]
-        return primary
+        found = [each for each in self.members if each.port in ports and each is not previous]
+        return found[0] if len(found) == 1 else None
 
 
 @contextmanager

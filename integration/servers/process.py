@@ -124,6 +124,10 @@ def _claim_port(port: int) -> bool:
         return True
 
 
+SPARK_CONNECT: Final = 15_002
+"""The port that a pipeline of Spark takes."""
+
+
 def find_free_port() -> int:
     """A loopback port that is free now, and that no other call gives to anybody before this process ends.
 
@@ -138,7 +142,7 @@ def find_free_port() -> int:
     highest = first_ephemeral if first_ephemeral > lowest + 1000 else 65536
     for _ in range(200):
         port = random.SystemRandom().randrange(lowest, highest)
-        if not _claim_port(port):
+        if port == SPARK_CONNECT or not _claim_port(port):
             continue
         with socket.socket() as probe:
             try:
