@@ -171,7 +171,8 @@ def open_actions(engine: Engine, path: str, window: Window = ALL) -> RecordedFil
         raise ConfigError(f"{folder.name} has unfinished files alone", hint="stop their writers")
     footers = _read_footers(engine, folder, whole, "actions", history.ACTIONS_VERSION, ACTIONS)
     found = _open_recording(folder, window.choose_actions(footers), "actions", ACTIONS)
-    return replace(found, unfinished=tuple(Path(file).name for file in unfinished))
+    unknown = window.choose_unfinished(unfinished, footers)
+    return replace(found, unfinished=tuple(Path(file).name for file in unknown))
 
 
 def _list_recording(folder: Folder, kind: str) -> list[str]:

@@ -8,7 +8,7 @@ one lineage or client that are: a file that is left out must not look like one t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,6 +18,9 @@ from spark.audit.model.timeline import ALWAYS, NEVER
 
 _HOUR: Final = re.compile(r"(.*)/hour=(\d{4}-\d{2}-\d{2}T\d{2})/[^/]*")
 _HOUR_US: Final = 3_600_000_000
+_UNFINISHED: Final = re.compile(r"(.*-)(\d{8})(\.parquet)\.unfinished")
+_MINUTE_US: Final = 60_000_000
+"""Longer than an action waits until it is written."""
 
 
 class Window(NamedTuple):
@@ -65,6 +68,17 @@ class Window(NamedTuple):
             if needed:
                 chosen += its[needed[0] : needed[-1] + 1]
         return sorted(chosen, key=lambda file: file.path)
+
+    def choose_unfinished(self, paths: Iterable[str], files: Sequence[Footer]) -> list[str]:
+        """Those that may have actions of that time, by the finished file before each."""
+        last = {file.path: file.last_us for file in files if file.client != SEVERAL}
+        return [path for path in paths if last.get(_find_previous(path), ALWAYS) <= self.to_us + _MINUTE_US]
+
+
+def _find_previous(path: str) -> str:
+    """The file of the same client before an unfinished one, "" if its name does not say which."""
+    match = _UNFINISHED.fullmatch(path)
+    return f"{match[1]}{int(match[2]) - 1:08d}{match[3]}" if match else ""
 
 
 class _HourFile(NamedTuple):

@@ -84,3 +84,13 @@ def test_a_file_that_does_not_tell_its_time_is_read() -> None:
     files = [footer("app", 0, 0, 1), Footer("merged", "", [1])]
     assert files[1].client == SEVERAL
     assert window(5, 6).choose_actions(files) == files[1:]
+
+
+def test_an_unfinished_file_counts_if_it_may_have_actions_of_the_time() -> None:
+    """A recorder has one at every moment, so an audit of yesterday must not wait until it ends."""
+    told = footer("one", 1, 0, 5)._replace(path="h/one-00000007.parquet")
+    files = [told, Footer("h/two-00000001.parquet", "")]
+    unfinished = [f"h/{name}.parquet.unfinished" for name in ("one-00000008", "one-00000001", "two-00000002", "odd")]
+    assert window(0, 4).choose_unfinished(unfinished, files) == unfinished[1:]
+    assert window(0, 5).choose_unfinished(unfinished, files) == unfinished
+    assert window(0, 9).choose_unfinished(unfinished, files) == unfinished
