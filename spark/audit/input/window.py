@@ -70,7 +70,7 @@ class Window(NamedTuple):
         return sorted(chosen, key=lambda file: file.path)
 
     def choose_unfinished(self, paths: Iterable[str], files: Sequence[Footer]) -> list[str]:
-        """Those that may have actions of that time, by the finished file before each."""
+        """The paths of files that may have actions of that time, by the finished file before each."""
         last = {file.path: file.last_us for file in files if file.client != SEVERAL}
         return [path for path in paths if last.get(_find_previous(path), ALWAYS) <= self.to_us + _MINUTE_US]
 
