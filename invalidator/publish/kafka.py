@@ -36,6 +36,12 @@ from invalidator.publish.record import Record, encode_json
 ANSWER_SECONDS: Final = 30.0
 """How long one request may take, with the client's own repetitions."""
 
+LEADER_SECONDS: Final = 5.0
+"""How long the client may look for the leader of a new topic, before it is asked again."""
+
+TAKE_OVER_SECONDS: Final = 60.0
+"""How long a broker that was just started may take until the topic of the positions has a leader, and is read."""
+
 ABORT_SECONDS: Final = 2.0
 
 TRANSACTION_MILLISECONDS: Final = 600_000
@@ -140,7 +146,7 @@ class KafkaWriter:
     def read_position(self) -> ResumeVector | None:
         """The position that was committed last; None if there is none. Raises `BrokerUnavailable`, `PublishStopped`,
         `FormatError`."""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + TAKE_OVER_SECONDS
         while True:
             try:
                 found = self._read_last_position(deadline)
@@ -158,7 +164,7 @@ class KafkaWriter:
             latest = self._admin.list_offsets(
                 {TopicPartition(self._positions_topic, 0): OffsetSpec.latest()},
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=ANSWER_SECONDS,
+                request_timeout=LEADER_SECONDS,
             )
             end = next(iter(latest.values())).result().offset
             consumer = Consumer(
@@ -179,7 +185,7 @@ class KafkaWriter:
                     if message is None:
                         if time.monotonic() > deadline:
                             raise BrokerUnavailable(
-                                f"topic {self._positions_topic} was not read within {ANSWER_SECONDS:g} s",
+                                f"topic {self._positions_topic} was not read within {TAKE_OVER_SECONDS:g} s",
                                 hint="is the broker up?",
                             )
                         continue
