@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from freshness.history.archive_file import parse_name
+from freshness.history.archive_file import UNFINISHED, parse_name
 from spark.audit.model.timeline import ALWAYS, NEVER
 
 _HOUR: Final = re.compile(r"(.*)/hour=(\d{4}-\d{2}-\d{2}T\d{2})/[^/]*")
 _HOUR_US: Final = 3_600_000_000
-_UNFINISHED: Final = re.compile(r"(.*-)(\d{8})(\.parquet)\.unfinished")
+_UNFINISHED: Final = re.compile(rf"(.*-)(\d{{8}})(\.parquet){re.escape(UNFINISHED)}")
 _MINUTE_US: Final = 60_000_000
 """Longer than an action waits until it is written."""
 
