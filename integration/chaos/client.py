@@ -258,7 +258,8 @@ async def run_tasks(path: Path, make_lanes: Callable[[Threads | Tasks], list[Lan
 
 def main(name: str, mode: str, index: int, count: int, seed: str, folder: Path, flavor: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ENDING.set())
-    path, journal = folder / "freshness.toml", Journal(folder, name)
+    path, journal = folder / f"{name}.toml", Journal(folder, name)
+    path.write_bytes((folder / "freshness.toml").read_bytes())  # it changes while this process starts
     own = [group for group in range(GROUPS) if group % count == index]
 
     def make_lanes(cache: Threads | Tasks) -> list[Lane]:
