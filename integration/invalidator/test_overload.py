@@ -241,7 +241,7 @@ def test_one_transaction_of_many_rows(pair: Pair, tmp_path: Path, rows: int, obj
         assert memory_mb(system.invalidator) < MEMORY_MB_MAX
 
 
-MANY: Final = [pytest.param(500, id="500"), pytest.param(3_000, id="3000", marks=pytest.mark.long)]
+MANY: Final = [pytest.param(500, id="500"), pytest.param(10_000, id="10000", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("count", MANY)

@@ -24,7 +24,7 @@ from freshness.algorithm.request import Get, ReadHead, Wait
 from freshness.algorithm.witness import Witness
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
-from freshness.database.connection import connect
+from freshness.database.connection import connected
 from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
@@ -36,6 +36,7 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import Heartbeat, Source, Transaction
 from invalidator.binlog.seek import TimeIndex
+from invalidator.binlog.source import READ_TIMEOUT_SECONDS
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from invalidator.process.assignment import Assignment
@@ -349,7 +350,7 @@ class ShardWorker:
         (F23)."""
         task = self.assignment
         primary = task.shard.writable
-        with closing(connect(primary)) as connection:
+        with connected(primary, "checking it", read_timeout_seconds=READ_TIMEOUT_SECONDS) as connection:
             findings = check_shard(connection, task.shard, task.flavor, task.tables)
             for finding in findings:
                 log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)

@@ -7,12 +7,15 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
+import pymysql
 import pytest
 
 from freshness.algorithm.request import Head, ReadHead, Streamed, Wait
 from freshness.config.config import Config, load_config
-from freshness.errors import ConfigError, FreshnessError, MembershipLost, NodeUnavailable
+from freshness.database import connection
+from freshness.errors import ConfigError, FreshnessError, MembershipLost, NodeUnavailable, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
 from freshness.position import Position, empty_position, parse_position
@@ -198,6 +201,18 @@ def test_keys_are_looked_at_when_every_node_refuses(tmp_path: Path) -> None:
     with pytest.raises(_KeysAltered):
         answer(Wait(0))
     assert len(asked) == 2
+
+
+def test_a_primary_that_is_lost_while_it_is_checked_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the worker is started again. Any other error ends the process."""
+    primary = MagicMock()
+    primary.cursor.side_effect = pymysql.OperationalError(2013, "Lost connection to MySQL server during query")
+    monkeypatch.setattr(connection, "connect", lambda *_, **__: primary)
+    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1: checking it: Lost connection"):
+        worker_of(tmp_path)._check()
+    primary.close.assert_called_once()
 
 
 class Scene:
