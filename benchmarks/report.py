@@ -96,9 +96,14 @@ def format_number(number: float) -> str:
 
 
 def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """A table of the results with a criterion, without the rounds, and all curves."""
-    judged = [result for result in results if result.criterion is not None]
-    rows = [(*row[:SPREAD], *row[SPREAD + 1 :]) for row in (COLUMNS, ("---",) * len(COLUMNS), *table_rows(judged))]
+    """A table of the results with a criterion, without the rounds and the better placement, and all curves."""
+    judged: dict[str, Result] = {}
+    for result in results:
+        name = result.name.removesuffix("_same_core").removesuffix("_other_core")
+        if result.criterion is not None and (name not in judged or _is_worse(result, judged[name])):
+            judged[name] = result
+    named = table_rows([*judged.values()])
+    rows = [(*row[:SPREAD], *row[SPREAD + 1 :]) for row in (COLUMNS, ("---",) * len(COLUMNS), *named)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     curves = "\n".join(
         f"![{result.name}: {result.unit} by {result.axis}]({PLOTS}/{result.name}.svg)"
@@ -110,6 +115,10 @@ def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
         f"{table}\n\n{machine['cpu']}, {machine['cores']} cores, load {machine['load']}, "
         f"Python {machine['python']}, memcached {machine['memcached']}, {machine['date']}."
     )
+
+
+def _is_worse(result: Result, other: Result) -> bool:
+    return result.ratio < other.ratio if result.is_better_high else result.ratio > other.ratio
 
 
 def replace_section(document: str, section: str) -> str:

@@ -175,10 +175,8 @@ def rules_table() -> str:
 
 
 def _rules_of(severity: str) -> str:
-    rows = (
-        (f"`{one.slug}`", _link_code(one.code), one.title, one.remedy) for one in Rule if one.severity == severity
-    )
-    return _table(("rule", "leads to", "what is found", "remedy"), rows)
+    rows = ((f"`{one.slug}`", _link_code(one.code), one.title) for one in Rule if one.severity == severity)
+    return _table(("rule", "leads to", "what is found"), rows)
 
 
 def _link_code(code: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -107,6 +108,16 @@ def test_the_document_is_made_where_there_is_none(tmp_path: Path) -> None:
     assert "✗ missed" in text
     assert "1.50" not in text
     assert "1.90" not in text, "it has no criterion"
+
+
+def test_the_document_has_the_worse_placement(tmp_path: Path) -> None:
+    path = tmp_path / "performance.md"
+    for better, worse in (("same", "other"), ("other", "same")):
+        ratios = {"same": 1.5, "other": 1.5} | {worse: 1.7}
+        placed = [replace(result(ratios[at], Criterion(at_most=2)), name=f"hit_{at}_core") for at in ratios]
+        write_document(path, MACHINE, placed)
+        assert f"| hit_{worse}_core |" in path.read_text()
+        assert f"| hit_{better}_core |" not in path.read_text()
 
 
 def test_an_unknown_name_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
