@@ -35,6 +35,7 @@ from benchmarks.moving import measure_moving
 from benchmarks.orm import measure_orm
 from benchmarks.profile import measure_profile
 from benchmarks.protection_memory import measure_protection_memory
+from benchmarks.recovery import measure_recovery
 from benchmarks.report import COLUMNS, as_json, describe_machine, find_regressions, table_rows, write_document
 from benchmarks.seek import measure_seek
 from benchmarks.together import measure_together
@@ -78,6 +79,8 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "together_many_mysql": partial(measure_together, suffix="_many_mysql", flavor="mysql", rate=400, size=50),
     "together_log": partial(measure_together, suffix="_log", rate=400, is_logged=True),
     "together_log_mysql": partial(measure_together, suffix="_log_mysql", flavor="mysql", rate=400, is_logged=True),
+    "recovery": measure_recovery,
+    "recovery_mysql": partial(measure_recovery, flavor="mysql"),
     "profile": measure_profile,
     "growth": measure_growth,
     "seek": measure_seek,
