@@ -191,7 +191,8 @@ def _is_unknown(entry: Pending) -> bool:
 def _fetch_guards(context: ReadContext, missing: Sequence[Pending]) -> Procedure[None]:
     """Step 2: the stripes of all keys of a node, then the records of these entries' lineages, in one flow.
 
-    Each entry learns what its rows must show. Each stub becomes `Guarded`, or `Unstored`: no answer, or another life.
+    Each entry learns what its rows must show, and each stub becomes `Guarded`. Without an answer, or with one of
+    another life, nothing is known: the entry is `Unstored` for that reason, whatever the previous one was.
     """
     if not missing:
         return
@@ -212,8 +213,7 @@ def _fetch_guards(context: ReadContext, missing: Sequence[Pending]) -> Procedure
     for (node, of_node, observed, lineages, count), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             for entry in of_node:
-                if isinstance(entry.state, Stub):
-                    entry.state = Unstored(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
+                entry.state = Unstored(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
             continue
         view = NodeView(node, lineages, replies[count:], sent_at, context.ring)
         if set(lineages) == set(context.lineages):
@@ -225,8 +225,8 @@ def _fetch_guards(context: ReadContext, missing: Sequence[Pending]) -> Procedure
             found = dict(zip(policy.lineages, held, strict=False))
             if any(_life_of(records, lineage) != view.lives[lineage] for lineage in policy.lineages):
                 # The node has forgotten something since the stub was observed: CAS numbers may have begun again (F8)
-                if isinstance(stub, Stub):
-                    entry.state = stub.refuse(ReadOutcome.LIFE)
+                assert isinstance(stub, (Stub, Unstored))
+                entry.state = stub.refuse(ReadOutcome.LIFE if records else ReadOutcome.NODE_DOWN)
                 continue
             stripes = {lineage: _find_stripe(view, lineage, reply) for lineage, reply in found.items()}
             entry.required = find_required(policy, context.ring, view.records, stripes)

@@ -199,6 +199,9 @@ class Unstored:
     stub: Version | None = None
     wanted: Sequence[tuple[str, int]] = ()
 
+    def refuse(self, outcome: ReadOutcome) -> Unstored:
+        return Unstored(outcome, self.stub, self.wanted)
+
 
 @value
 class Parted:

@@ -16,15 +16,15 @@ from appclient.telemetry.observer import Observer
 from freshness.algorithm import fill
 from freshness.algorithm.envelope import NodeRecord, Stripe
 from freshness.algorithm.lookup import Loaded, ReadServer
-from freshness.algorithm.request import LATEST, Delete, Load
+from freshness.algorithm.request import LATEST, Delete, Get, Load
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_required
 from freshness.algorithm.state import Pending
 from freshness.errors import SourceUnsuitable
 from freshness.position import empty_position, parse_position
 from freshness.position.token import EventToken
 from tests.schedules.test_at_least import ROWS, Asked, Server, commit, load_row, open_shard
-from tests.schedules.test_defences import prove, start, without_floor
-from tests.schedules.world import KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
+from tests.schedules.test_defences import STRIPE_KEY, prove, start, without_floor
+from tests.schedules.world import KEY, LINEAGE, NODE, NODE_REFRESH_SECONDS, Client, Reader, ReadToken, World, lookup
 
 
 def read_lagging(world: World, *, catches_up: bool = False) -> tuple[ReadOutcome, bool]:
@@ -160,6 +160,27 @@ def test_a_closed_node_says_nothing() -> None:
     one.apply()
     world.sleep(60)
     assert read_lagging(world) == (ReadOutcome.NO_RECORD, False)
+
+
+@pytest.mark.parametrize("outcome", [ReadOutcome.LIFE, ReadOutcome.NODE_DOWN])
+def test_a_node_that_is_lost_during_a_read_says_nothing_without_a_stub_either(outcome: ReadOutcome) -> None:
+    """The reader knew the node as closed and left no stub. The record that came with the answer was open, and then
+    there is one of another life, or none."""
+    world = World()
+    reader = Reader(world, world.replica())
+    assert reader.read() is ReadOutcome.NO_RECORD
+    one = start(world)
+    world.sleep(NODE_REFRESH_SECONDS)
+    run = reader.reading().until_kind(Get, key=STRIPE_KEY)
+    if outcome is ReadOutcome.LIFE:
+        world.restart()
+        run.client = one.client = Client(world)
+        one.join()
+        one.apply()
+    else:
+        run.lose_request()
+    (read,) = run.finish()
+    assert (read.outcome, read.shows_required) == (outcome, False)
 
 
 # -- servers -------------------------------------------------------------------------------------------

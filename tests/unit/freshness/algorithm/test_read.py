@@ -544,7 +544,7 @@ def test_a_claim_that_its_node_did_not_answer_is_not_filled() -> None:
     replace_record(world, life=b"ANOTHER!")
     run = a_reader(world).reading().until_kind(Cas)
     run.lose_reply()
-    assert run.finish()[0].outcome is ReadOutcome.DEAD
+    assert run.finish()[0].outcome is ReadOutcome.NODE_DOWN
     assert entry_of(world).value == STUB, "the claim had been carried out; the stub expires by itself"
 
 
