@@ -28,7 +28,8 @@ TOLERANCE: Final = 0.25
 """By how much a ratio may be worse than in the worst round of the run that was kept."""
 
 COLUMNS: Final = ("benchmark", "result", "baseline", "", "ratio", "rounds from – to", "criterion")
-SPREAD: Final = COLUMNS.index("rounds from – to")
+LEFT_OUT: Final = ("", "rounds from – to")
+"""Columns that the document leaves out."""
 NEW_DOCUMENT: Final = f"""\
 # Performance
 
@@ -96,14 +97,15 @@ def format_number(number: float) -> str:
 
 
 def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """A table of the results with a criterion, without the rounds and the better placement, and all curves."""
+    """A table of the results with a criterion, without the better placement, and all curves."""
     judged: dict[str, Result] = {}
     for result in results:
         name = result.name.removesuffix("_same_core").removesuffix("_other_core")
         if result.criterion is not None and (name not in judged or _is_worse(result, judged[name])):
             judged[name] = result
     named = table_rows([*judged.values()])
-    rows = [(*row[:SPREAD], *row[SPREAD + 1 :]) for row in (COLUMNS, ("---",) * len(COLUMNS), *named)]
+    shown = [index for index, title in enumerate(COLUMNS) if title not in LEFT_OUT]
+    rows = [[row[index] for index in shown] for row in (COLUMNS, ("---",) * len(COLUMNS), *named)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     curves = "\n".join(
         f"![{result.name}: {result.unit} by {result.axis}]({PLOTS}/{result.name}.svg)"

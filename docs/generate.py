@@ -160,13 +160,13 @@ def client_metrics_table() -> str:
 
 
 def errors_table() -> str:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    rows = (
-        (f"`{kind.__name__}`", str(kind.exit_code), "yes" if kind.is_retryable else "no")
-        for kind in kinds
-        if issubclass(kind, FreshnessError)
-    )
-    return _table(("error", "exit code", "worth a retry"), rows)
+    kinds: dict[tuple[int, str], list[str]] = {}
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, FreshnessError):
+            retry = "yes" if kind.is_retryable else "no"
+            kinds.setdefault((kind.exit_code, retry), []).append(f"`{kind.__name__}`")
+    rows = ((str(code), retry, ", ".join(names)) for (code, retry), names in sorted(kinds.items()))
+    return _table(("exit code", "worth a retry", "errors"), rows)
 
 
 def rules_table() -> str:

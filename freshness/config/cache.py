@@ -42,13 +42,13 @@ class CacheConfig:
         'With backend "memory" any distinct names.'
     )
     previous_nodes: tuple[str, ...] = setting(
-        "The nodes before a change of `nodes`. While they are named, keys are invalidated on the nodes of both, and "
-        "entries move from these to those. Each change of the two comes with a higher `topology`.",
+        "The nodes before a change of `nodes`: keys are invalidated on the nodes of both, and entries "
+        "move from these to those. Each change of the two comes with a higher `topology`.",
         (),
     )
     nodes_from: str = setting(
         'Where `invalidator nodes discover` looks for nodes to add: "file:PATH" with a HOST:PORT in each '
-        'line, relative to this file, or "srv:NAME" of SRV records (extra srv).',
+        'line, or "srv:NAME" of SRV records (extra srv).',
         "",
     )
     namespace: str = setting("Prefix of every key. Two namespaces on the same nodes share no key.")
@@ -56,26 +56,25 @@ class CacheConfig:
         "TTL of a filled entry. Freshness does not depend on it.", 86_400, bounds=(1, TTL_SECONDS_MAX)
     )
     value_bytes_max: int = setting(
-        "The largest value that is stored, as encoded and compressed. A larger one is read from the database each "
-        "time.",
+        "The largest value that is stored, as encoded and compressed. A larger one is read from the database.",
         STORED_BYTES_MAX,
         bounds=(1024, VALUE_BYTES_MAX),
     )
     part_bytes: int = setting(
-        "A larger value is stored in parts of this size, each an item of its own. A node must take items of this "
-        "size and 48 kB more, for the key and the positions of an entry: memcached's limit is 1 MiB by default (-I).",
+        "A larger value is stored in parts of this size. A node must take items of this size and 48 kB "
+        "more: memcached's limit is 1 MiB by default (-I).",
         PART_BYTES,
         bounds=(1024, VALUE_BYTES_MAX),
     )
     compress_above_bytes: int | None = setting(
-        "Larger values are compressed with zstd, if that makes them smaller. Every process that reads the "
-        "cache needs the extra compression then.",
+        "Larger values are compressed with zstd, if that makes them smaller. Readers need the extra "
+        "compression then.",
         None,
         bounds=(64, VALUE_BYTES_MAX),
     )
     stripes: int = setting(
-        "Stripes of each shard on each node, of about 100 bytes. With more stripes fewer neighbours are in "
-        "the way of a fill.",
+        "Stripes of each shard on each node, of about 100 bytes. With more of them fewer neighbours are "
+        "in the way of a fill.",
         65_536,
         bounds=(1, 1 << 24),
     )
@@ -98,8 +97,8 @@ class CacheConfig:
         bounds=(0, 3600),
     )
     clock_skew_seconds: float = setting(
-        "How far the clocks of this application's and the invalidators' machines may differ. A client serves "
-        "nothing from a node whose heartbeat is older by its clock than max_staleness_seconds and this.",
+        "How far the clocks of applications and invalidators may differ. A heartbeat that is older than "
+        "max_staleness_seconds and this is not trusted.",
         60.0,
         bounds=(0, 86_400),
     )
@@ -112,14 +111,14 @@ class CacheConfig:
         "How long another reader waits for that fill before it reads the database itself.", 250, bounds=(0, 60_000)
     )
     primary_reads_per_second: float = setting(
-        "Reads of primaries by a process, because the replicas lack what the cache says the rows must show, and "
-        "those of on_unknown. Beyond it, and with 0, such a read is of a replica, and is not stored.",
+        "Reads of primaries by a process, because the replicas lack what the cache says the rows must "
+        "show, and those of on_unknown. Beyond it a replica is read, and nothing stored.",
         100.0,
         bounds=(0, 1_000_000),
     )
     on_unknown: Literal["replica", "primary"] = setting(
-        "The server for a miss if the node does not say what its rows must show: it is down or closed, or does not "
-        'cover the object. "primary" is bounded by primary_reads_per_second.',
+        "The server for a miss if the node does not say what its rows must show: it is down or closed, or"
+        " does not cover the object.",
         "replica",
     )
     overload_wait_ms: int = setting(
@@ -132,14 +131,10 @@ class CacheConfig:
         bounds=(0, 2**40),
     )
     shadow: float = setting(
-        "The share of hits that are served from the database, and compared beside it: 0.05 is one of twenty.",
-        0.0,
-        bounds=(0, 1),
+        "The share of hits that are compared with the database: 0.05 is one of twenty.", 0.0, bounds=(0, 1)
     )
     zone: str = setting(
-        "The place where this application runs. Replicas whose URL says ?zone= the same are read before others. "
-        '"${VARIABLE}" is replaced from the environment.',
-        "",
+        "The place where this application runs. Replicas whose URL says ?zone= the same are read before others.", ""
     )
     login: NodeLogin = NodeLogin()
     """As `LoginConfig` says it."""
@@ -164,9 +159,7 @@ class CacheConfig:
         "How long a read waits for a connection to a cache node.", 250, bounds=(1, 60_000)
     )
     connections_max: int = setting(
-        "How many reads of one process run at the same time, each on connections of its own. Further reads wait.",
-        32,
-        bounds=(1, 10_000),
+        "How many reads of one process run at the same time. Further reads wait.", 32, bounds=(1, 10_000)
     )
 
     @property

@@ -31,8 +31,9 @@ class Config:
     """A whole, validated ``freshness.toml``. ``path``: the file; relative paths start at its folder."""
 
     topology: int = setting(
-        "The number of this file's topology; it stands above the first section. Raise it with each change of "
-        "what serves. No process with a lower number opens a node that one with a higher number has kept.",
+        "The number of this file's topology; it stands above the first section. Raise it with each change"
+        " of what serves: a process with a lower number opens no node that one with a higher number has "
+        "kept.",
         1,
         bounds=(1, (1 << 32) - 1),
     )

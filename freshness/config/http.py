@@ -18,7 +18,7 @@ HttpScope: TypeAlias = Literal["read", "stream", "admin"]
 class HttpClient:
     """``[http.clients.NAME]``: a client of the HTTP service with a token of its own, and what it may do."""
 
-    token_file: str = setting("File whose first line is its bearer token. Relative to this file.")
+    token_file: str = setting("File whose first line is its bearer token.")
     scopes: tuple[HttpScope, ...] = setting(
         '"read": metrics, status and the description of the service; "stream": the update stream and its schemas; '
         '"admin": invalidate keys, change the topology. Either of the first two reads the topology and heads.'
@@ -41,26 +41,20 @@ class HttpConfig:
         '"host:port" of the HTTP service; left out: no service. Any other than a loopback address needs token_file.',
         None,
     )
-    token_file: str | None = setting(
-        "File whose first line is the bearer token that every request needs. Relative to this file.", None
-    )
+    token_file: str | None = setting("File whose first line is the bearer token that every request needs.", None)
     tls_cert: str | None = setting(
-        "PEM file with the certificate of the service and those that lead to its authority. Then it is served over "
-        "TLS (1.2 or later) alone. Relative to this file.",
+        "PEM file with the certificate of the service and those that lead to its authority. Then it "
+        "speaks TLS (1.2 or later) alone.",
         None,
     )
-    tls_key: str | None = setting(
-        "PEM file with the key of tls_cert, without a passphrase. Relative to this file.", None
-    )
+    tls_key: str | None = setting("PEM file with the key of tls_cert, without a passphrase.", None)
     hosts: tuple[str, ...] = setting(
-        "Names besides loopback ones by which the service may be called if it demands no token, such as that "
-        "of a proxy before it.",
-        (),
+        "Names besides loopback ones by which the service may be called if it demands no token.", ()
     )
     consumers_max: int = setting("The most clients that may read the update stream at once.", 16, bounds=(1, 1000))
     connections_max: int = setting(
-        "The most connections to the service, those of consumers included. One more takes the place of that which is "
-        "idle longest, and is closed if none is idle.",
+        "The most connections to the service. One more takes the place of that which is idle longest, and"
+        " is closed if none is idle.",
         256,
         bounds=(2, 10_000),
     )

@@ -41,13 +41,11 @@ class SkippedTransaction:
     """``[[keyspaces.NAME.shards.skip]]``: a transaction whose events are passed over, at the operator's word."""
 
     gtid: str = setting(
-        "The GTID of one transaction in the shard's log that cannot be handled. Its events are passed over, "
-        "and its tables are invalidated as a whole. Not with flavor vitess."
+        "The GTID of one transaction that cannot be handled. Its events are passed over, and its tables "
+        "are invalidated as a whole. Not with flavor vitess."
     )
     tables: tuple[str, ...] = setting(
-        "The cached tables that the transaction can have changed; by default all of the keyspace. A table that is "
-        "wrongly left out keeps old values in the cache.",
-        (),
+        "The cached tables that the transaction can have changed; by default all of the keyspace.", ()
     )
     reason: str = setting("Why it is skipped: for the log, and for readers of the update stream.")
 
@@ -58,13 +56,12 @@ class Shard:
 
     name: str = setting('The key range of the shard, such as "-80"; "-" is all keys.', "-")
     serving: bool = setting(
-        "Whether applications read the shard. A shard that does not serve is followed too, so that it can take over; "
-        "no value from it is stored.",
+        "Whether applications read the shard. One that does not serve is followed too, so that it can take over.",
         True,
     )
     continues: tuple[str, ...] = setting(
-        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication. Consumers of "
-        "the update stream continue in this shard from their positions in those.",
+        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication. "
+        "Consumers of the update stream continue in this shard from their positions in those.",
         (),
     )
     primary: ServerAddress = setting(
@@ -85,26 +82,23 @@ class Shard:
     )
     replicas: tuple[ServerAddress, ...] = setting("Servers that applications read, written like primary.", ())
     lossless_failover: bool = setting(
-        "Whether a failover of this shard surely loses no commit that a reader can have seen. Otherwise a new"
-        " primary costs the cache, unless the servers show that nothing is lost.",
+        "Whether a failover of this shard surely loses no commit that a reader can have seen. Otherwise "
+        "it costs the cache, unless the servers show that nothing is lost.",
         False,
     )
     adopt_promotions: bool = setting(
-        "Whether the invalidator follows a promotion of another of these servers. All but the "
-        "primary must be read_only: it follows the only one that is writable, and none if several are. Not with "
-        "flavor vitess.",
+        "Whether the invalidator follows a promotion of another of these servers, if it is the only one "
+        "that is not read_only. Not with flavor vitess.",
         False,
     )
     lineage: str = setting(
         "Name of the replication topology in tokens and node records. Never reuse it for another topology.",
         default_text="KEYSPACE/SHARD",
     )
-    password_file: str | None = setting(
-        "File with the password of the shard's servers whose URL has none. Relative to this file.", None
-    )
+    password_file: str | None = setting("File with the password of the shard's servers whose URL has none.", None)
     password_command: tuple[str, ...] = setting(
-        "A program and its arguments, in place of password_file; the first line that it prints is the password. "
-        "{host}, {port} and {user} in the arguments are those of the server.",
+        "In place of password_file: a program and its arguments; the first line that it prints is the "
+        "password. {host}, {port} and {user} in the arguments are those of the server.",
         (),
         is_secret=True,
     )
@@ -127,20 +121,20 @@ class Keyspace:
     shards: tuple[Shard, ...]
     sharding: Sharding | None = None
     query_timeout_seconds: float = setting(
-        "How long one statement of an application may take. The server ends it then, it is not tried on another "
-        "one, and the read raises QueryTimedOut.",
+        "How long one statement of an application may take, before the server ends it and the read raises"
+        " QueryTimedOut.",
         5.0,
         bounds=(0.05, 3600),
     )
     at_least_wait_ms: int = setting(
-        "How long a read with at_least waits for a replica that lacks the commit, before it goes to the primary. "
-        "Behind Vitess it does not wait.",
+        "How long a read with at_least waits for a replica that lacks the commit, before it goes to the "
+        "primary. Not with flavor vitess.",
         50,
         bounds=(0, 60_000),
     )
     miss_wait_ms: int = setting(
-        "How long a miss waits for a replica that lacks what the cache says its rows must show, before it goes to "
-        "the primary. Behind Vitess it does not wait.",
+        "How long a miss waits for a replica that lacks what its rows must show, before it goes to the "
+        "primary. Not with flavor vitess.",
         0,
         bounds=(0, 60_000),
     )

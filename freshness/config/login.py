@@ -31,26 +31,21 @@ _PASSWORDS = {
 class LoginConfig:
     """The keys of ``[cache]`` that say how to log in to the nodes. They become a `NodeLogin`."""
 
-    tls: bool = setting(
-        "Whether the nodes are reached over TLS, with a certificate that is valid for the host as `nodes` has it. "
-        "`tls_ca` and `tls_cert` imply it.",
-        False,
-    )
+    tls: bool = setting("Whether the nodes are reached over TLS. `tls_ca` and `tls_cert` imply it.", False)
     tls_ca: str | None = setting(
-        "PEM file of the authorities that vouch for the nodes, relative to this file. Left out: those of the system.",
-        None,
+        "PEM file of the authorities that vouch for the nodes. Left out: those of the system.", None
     )
     tls_cert: str | None = setting("PEM file of this program's own certificate, if the nodes ask for one.", None)
     tls_key: str | None = setting("PEM file of its key, not encrypted.", None)
     username: str | None = setting(
-        "The user that logs in to the nodes: of memcached's auth file (`-Y`), or of Redis's ACL. Left out with a "
-        "password: Redis's default user.",
+        "The user of memcached's auth file (`-Y`), or of Redis's ACL. Left out with a password: Redis's "
+        "default user.",
         None,
     )
     password: str | None = setting(
         "The password; ${VARIABLE} is replaced from the environment.", None, is_secret=True
     )
-    password_file: str | None = setting("File whose first line is the password. Relative to this file.", None)
+    password_file: str | None = setting("File whose first line is the password.", None)
     password_command: tuple[str, ...] = setting(
         "A program and its arguments; the first line that it prints is the password. {host}, {port} and {user} in "
         "the arguments are those of the node.",

@@ -48,26 +48,26 @@ class ObjectConfig:
         "For a list: maximum of rows, from the first on.", 0, bounds=(1, 100_000), default_text="none"
     )
     fill_from_log: bool = setting(
-        "For a row by its primary key: a change replaces an entry that is there by the row as the binlog has "
-        "it, so a row that is written often stays a hit. Each change costs the invalidator more. Not with "
-        "Vitess.",
+        "For a row by its primary key: a change replaces an entry that is there by the row as the log has"
+        " it, so a row that is written often stays a hit. Costs the invalidator more. Not with flavor "
+        "vitess.",
         default=False,
     )
     local_copy_seconds: float = setting(
-        "How long a process serves its own copy of a hit without asking the node. A hit may be older by that. "
-        "At most cache.node_refresh_seconds.",
+        "How long a process serves its own copy of a hit without asking the node. At most "
+        "cache.node_refresh_seconds.",
         0.0,
         bounds=(0, 3600),
     )
     stale_while_revalidate_seconds: float = setting(
-        "How old a process's own copy of a hit may be that it serves while another reader fills the key again. "
+        "How old a copy of a hit may be that a process serves while another reader fills the key again. "
         "At most cache.max_staleness_seconds.",
         0.0,
         bounds=(0, 86_400),
     )
     database_reads_per_second: float = setting(
-        "How many reads of this object a process sends to the database in a second; 0: no limit. Others wait,"
-        " then get the copy that stale_while_revalidate_seconds allows, or fail.",
+        "How many reads of this object a process sends to the database in a second; 0: no limit. Others "
+        "wait, then get the copy that stale_while_revalidate_seconds allows, or fail.",
         0.0,
         bounds=(0, 1e9),
     )

@@ -12,7 +12,7 @@ from freshness.config.setting import setting
 class ArchiveConfig:
     """``[archive]``: the update stream as Parquet files, for the Spark jobs and for replay."""
 
-    path: str | None = setting("Folder of the archive, relative to this file. Left out: no archive is written.", None)
+    path: str | None = setting("Folder of the archive. Left out: no archive is written.", None)
     tables: tuple[str, ...] = setting(
         "Names of tables, and patterns with * and ?, whose changes are recorded. Left out: those of cached objects.",
         (),
@@ -25,7 +25,7 @@ class ArchiveConfig:
 class HistoryConfig:
     """``[history]``: the actions of applications and invalidators on the cache, as Parquet files for the audit."""
 
-    path: str | None = setting("Folder of the history, relative to this file. Left out: nothing is recorded.", None)
+    path: str | None = setting("Folder of the history. Left out: nothing is recorded.", None)
     sample: float = setting(
         "The share of items whose actions are recorded. Each sampled item is recorded completely.", 1.0, bounds=(0, 1)
     )
