@@ -6,7 +6,6 @@ hand. ``tests/repository/test_docs.py`` calls `render` and fails where a page is
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 
 from appclient.reading.refusal import REMEDIES
 from appclient.telemetry.prometheus import PrometheusTelemetry
-from docs import chaos, soak
+from docs import chaos, soak, where
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
@@ -42,7 +41,6 @@ from spark.sink.metrics import SinkMetrics
 PAGES: Final = Path(__file__).resolve().parent
 README: Final = PAGES.parent / "README.md"
 CATALOGUE: Final = PAGES / "failure_modes.toml"
-TESTED: Final = PAGES / "tested-on.json"
 STATUSES: Final = ("defended", "detected", "documented", "later", "gone")
 GROUPS: Final = {
     "reading": "Reading and filling",
@@ -188,17 +186,6 @@ def services_table() -> str:
     return _table(("service", "what it means"), rows)
 
 
-def tested_table() -> str:
-    """The servers that the tests passed on, as runs with ``--tested-on`` counted."""
-    counted: dict[str, dict[str, int]] = json.loads(TESTED.read_text())
-    rows = (
-        (product, version, str(passed))
-        for product, versions in counted.items()
-        for version, passed in versions.items()
-    )
-    return _table(("server", "version", "tests passed, at least"), rows)
-
-
 def layers_table() -> str:
     """The order of the folders, from the top, as the import contracts check it."""
     linter = tomllib.loads((PAGES.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
@@ -267,7 +254,9 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "remedies": remedies_table,
     "errors": errors_table,
     "layers": layers_table,
-    "testedon": tested_table,
+    "where": lambda: _table(
+        ("environment", "verified on (tests at least, last run)", "needs, or why not"), where.rows()
+    ),
     "rules": rules_table,
     "services": services_table,
     "failures": failures_table,

@@ -19,6 +19,7 @@ from freshness.database.connection import connect
 from integration.configuration import PROFILE
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Pair
+from integration.servers.process import ready_servers
 
 LATEST: Final = """[objects.latest]
 table = "orders"
@@ -257,6 +258,7 @@ def commits_waiting(primary: DatabaseServer) -> Iterator[None]:
     for name, value in (("wait_point", "'AFTER_SYNC'"), ("wait_no_slave", "ON"), ("timeout", "3600000")):
         primary.execute(f"SET GLOBAL rpl_semi_sync_master_{name} = {value}")
     primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = ON")
+    ready_servers.add(("semi-synchronous replication", f"{primary.product} {primary.version}"))
     try:
         yield
     finally:

@@ -36,7 +36,8 @@ def address_of(server: DatabaseServer, user: str = "app") -> ServerAddress:
 def check(server: DatabaseServer, *tables: str, user: str = "app", flavor: str = "") -> list[CheckFinding]:
     address = address_of(server, user)
     with connect(address) as connection:
-        return check_database(connection, address, flavor or server.flavor, tables)
+        findings = check_database(connection, address, flavor or server.flavor, tables)
+    return [each for each in findings if each.rule is not Rule.UNTESTED]  # a mirror may move on
 
 
 def found(findings: list[CheckFinding]) -> set[tuple[str, str]]:

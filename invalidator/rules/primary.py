@@ -14,7 +14,7 @@ from typing import Final
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.cluster import find_cluster
+from freshness.database.cluster import find_cluster, find_log_in_engine
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
 from invalidator.replica.server import logs_updates
@@ -26,6 +26,16 @@ from invalidator.rules.service import MEANINGS
 OLDEST_MARIADB: Final = (10, 5)
 OLDEST_MYSQL: Final = (8, 0, 14)
 """The first versions with binlog_row_metadata."""
+
+TESTED: Final = {"mariadb": ((10, 11), (11, 4), (11, 8)), "mysql": ((8, 0, 15), (9, 7))}
+"""The beginnings of the versions that the tests passed on, as docs/tested-on.json has them."""
+
+DIFFERENCES: Final = (
+    ("mariadb", (12,), "a log in InnoDB is refused"),
+    ("mysql", (8, 0), "before 8.0.22 replication has other words, before 8.0.23 the signs behind a YEAR are unsure"),
+    ("mysql", (8, 4), "GTIDs may have tags, and mysql_native_password is off, both as in 9.7"),
+)
+"""What is known of versions that nobody tested: flavor, beginning of the version, words."""
 
 LOGS_CASCADES_FROM: Final = (9, 6)
 RETENTION_SECONDS_MIN: Final = 3 * 86_400
@@ -67,6 +77,7 @@ def check_server(server: ServerFacts) -> list[CheckFinding]:
         *check_rights(server),
         *_check_changes_logged(server),
         *check_service(server),
+        *check_tested(server),
     ]
 
 
@@ -87,6 +98,18 @@ def check_shard(
         for child, parent in sorted({(str(row[0]), str(row[1])) for row in read_rows(connection, _CASCADES)})
         if child in set(tables)
     ]
+
+
+def check_tested(server: ServerFacts) -> Iterator[CheckFinding]:
+    """That nobody tested its version, and what is known of it."""
+    tested = TESTED[server.flavor]
+    if server.version and not any(map(server.is_version, tested)):
+        known = [
+            words for flavor, first, words in DIFFERENCES if flavor == server.flavor and server.is_version(first)
+        ]
+        names = ", ".join(".".join(map(str, each)) for each in tested)
+        told = f"not tested on this version, {server['version']}: the tests ran on {names}"
+        yield server.find(Rule.UNTESTED, "; ".join([told, *known]))
 
 
 def check_service(server: ServerFacts) -> Iterator[CheckFinding]:
@@ -128,6 +151,8 @@ def check_version(server: ServerFacts) -> Iterator[CheckFinding]:
         )
     if found := find_cluster(server.variables):
         yield server.find(Rule.SEVERAL_WRITERS, found)
+    if found := find_log_in_engine(server.variables):
+        yield server.find(Rule.LOG_IN_ENGINE, found)
 
 
 def check_log(server: ServerFacts) -> Iterator[CheckFinding]:

@@ -10,7 +10,7 @@ from freshness.config.config import Config
 from freshness.config.keyspace import Shard
 from invalidator.replica.server import find_filters, find_foreign, find_skipped, find_stopped
 from invalidator.rules.finding import CheckFinding, select_errors
-from invalidator.rules.primary import check_log, check_rights, check_service, check_version
+from invalidator.rules.primary import check_log, check_rights, check_service, check_tested, check_version
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
 
@@ -70,6 +70,7 @@ def _is_lossless(server: ServerFacts) -> bool:
 
 def _check_replica(replica: ServerFacts, facts: ShardFacts) -> Iterator[CheckFinding]:
     yield from check_service(replica)
+    yield from check_tested(replica)
     if replica.service == "Amazon Aurora" and replica.is_on("innodb_read_only"):
         yield replica.find(Rule.AURORA_READER, "it is a reader of Aurora: nothing is stored from it")
         return

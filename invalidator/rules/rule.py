@@ -9,7 +9,7 @@ from enum import Enum, unique
 from functools import partial
 from typing import Final, Literal
 
-from freshness.database.cluster import REMEDY
+from freshness.database.cluster import LOG_REMEDY, REMEDY
 
 Severity = Literal["error", "warning", "note"]
 
@@ -75,6 +75,13 @@ class Rule(Enum):
         "primaries), which is not supported: entries come late and reads with at_least fail",
         REMEDY,
     )
+    LOG_IN_ENGINE = _error(
+        CAVEAT,
+        "binlog_storage_engine (MariaDB 12.3) is set: InnoDB holds the log, without two-phase commit, so commits may"
+        " show in another order",
+        LOG_REMEDY,
+    )
+    UNTESTED = _note(CAVEAT, "the tests ran on other versions of this server", "try it before you rely on it")
     LOG_OFF = _error("F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin")
     LOG_FORMAT = _error(
         "F26",

@@ -103,6 +103,9 @@ class ServerFacts:
         match = re.match(r"[0-9.]+", self["version"])
         return tuple(int(part) for part in match[0].strip(".").split(".")) if match else ()
 
+    def is_version(self, beginning: tuple[int, ...]) -> bool:
+        return self.version[: len(beginning)] == beginning
+
     def find(self, rule: Rule, message: str, hint: str = "", *statements: str) -> CheckFinding:
         """``hint``: else the rule's remedy."""
         return CheckFinding(rule, f"{self.where}: {message}", hint, self.where, statements)

@@ -36,9 +36,8 @@ _SIGNS: Final[tuple[tuple[ServiceName, Callable[[Mapping[str, str], str], bool]]
 MEANINGS: Final[Mapping[ServiceName, str]] = {
     "Amazon RDS": "parameters are set in its parameter group, and how long logs are kept by"
     " mysql.rds_set_configuration",
-    "Amazon Aurora": "the writer alone has a binary log, and readers do not move gtid_executed: name no reader as a"
-    " replica. Parameters are set in the cluster's parameter group, and how long logs are kept by"
-    " mysql.rds_set_configuration",
+    "Amazon Aurora": "the writer alone has a binary log. Parameters are set in the cluster's parameter group, and how"
+    " long logs are kept by mysql.rds_set_configuration",
     "Cloud SQL": "settings are database flags; there is a binary log only with point-in-time recovery",
     "Azure Database": "settings are server parameters; a table without a primary key gets the invisible column"
     " my_row_id, which cannot be a key",

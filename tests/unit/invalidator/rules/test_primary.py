@@ -6,7 +6,7 @@ import pytest
 
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
-from invalidator.rules.primary import check_tablet, check_version
+from invalidator.rules.primary import check_tablet, check_tested, check_version
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts, ahead_of
 from invalidator.rules.table import TableFacts, check_tables
@@ -46,6 +46,40 @@ def test_a_group_with_several_primaries() -> None:
     assert found.rule is Rule.SEVERAL_WRITERS
     for other in ({"group_replication_single_primary_mode": "ON"}, {"group_replication_group_name": ""}):
         assert list(check_version(ServerFacts(ADDRESS, "mysql", {**variables, **other}))) == []
+
+
+@pytest.mark.parametrize("engine", ["innodb", "InnoDB"])
+def test_a_log_in_innodb(engine: str) -> None:
+    """MariaDB 12.3, which nobody here has: the variable is that of its manual."""
+    variables = {"version": "12.3.1-MariaDB-log", "binlog_storage_engine": engine}
+    [found] = check_version(ServerFacts(ADDRESS, "mariadb", variables))
+    assert (found.rule, found.severity) == (Rule.LOG_IN_ENGINE, "error")
+    assert f"binlog_storage_engine is {engine}" in found.message
+    assert list(check_version(ServerFacts(ADDRESS, "mariadb", {**variables, "binlog_storage_engine": ""}))) == []
+
+
+@pytest.mark.parametrize(
+    ("flavor", "version", "known"),
+    [
+        ("mysql", "8.4.6", "GTIDs may have tags"),
+        ("mysql", "8.0.42", "before 8.0.22"),
+        ("mysql", "9.70.1", ""),
+        ("mariadb", "12.3.1-MariaDB-log", "a log in InnoDB is refused"),
+        ("mariadb", "10.6.21-MariaDB", ""),
+    ],
+)
+def test_a_version_that_nobody_tested(flavor: str, version: str, known: str) -> None:
+    [found] = check_tested(ServerFacts(ADDRESS, flavor, {"version": version}))
+    assert (found.rule, found.severity) == (Rule.UNTESTED, "note")
+    assert f"not tested on this version, {version}" in found.message
+    assert found.message.partition("; ")[2].startswith(known)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "version"), [("mysql", "9.7.4"), ("mysql", "8.0.15"), ("mariadb", "10.11.19-MariaDB"), ("mysql", "")]
+)
+def test_a_version_that_was_tested_or_is_not_known(flavor: str, version: str) -> None:
+    assert list(check_tested(ServerFacts(ADDRESS, flavor, {"version": version}))) == []
 
 
 def test_a_tablet_that_does_not_log_what_is_needed() -> None:

@@ -46,7 +46,7 @@ def check(
 
 
 def test_a_reader_of_aurora(tmp_path: Path) -> None:
-    assert check(tmp_path, WRITER, READER) == {Rule.SERVICE, Rule.AURORA_READER}
+    assert check(tmp_path, WRITER, READER) == {Rule.SERVICE, Rule.UNTESTED, Rule.AURORA_READER}
 
 
 @pytest.mark.parametrize(

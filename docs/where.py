@@ -1,0 +1,72 @@
+"""The table of docs/topology.md: on what the tests passed, what a place needs, and what the rules refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from invalidator.rules.rule import Rule
+
+TESTED: Final = Path(__file__).resolve().parent / "tested-on.json"
+VERBS: Final = {"error": "refused", "warning": "warned of", "note": "noted"}
+
+
+class Place(NamedTuple):
+    """``words``: needs, reasons. ``tested``: names in tested-on.json. ``rules``: those that concern it."""
+
+    name: str
+    words: str
+    tested: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+
+PLACES: Final = (
+    Place("MariaDB", "10.5 or later; a log in InnoDB (12.3)", ("MariaDB",), (Rule.LOG_IN_ENGINE,)),
+    Place("MySQL", "8.0.14 or later; 8.4 was not to be had", ("MySQL",), (Rule.UNTESTED,)),
+    Place("semi-synchronous", "`AFTER_SYNC`, for `lossless_failover`", ("semi-synchronous replication",)),
+    Place(
+        "Group Replication",
+        "`super_read_only` in each member's file, since one that has not joined is writable; several primaries",
+        ("Group Replication",),
+        (Rule.SEVERAL_WRITERS,),
+    ),
+    Place("Galera", "a commit of another node is in no position of this one", (), (Rule.SEVERAL_WRITERS,)),
+    Place(
+        "HAProxy, TCP",
+        "leads to one primary, and ends connections to the previous one; before several servers",
+        ("HAProxy",),
+        (Rule.PRIMARY_SPREAD, Rule.SEVERAL_ADDRESSES),
+    ),
+    Place("Vitess", "[vitess](vitess.md)", ("Vitess",)),
+    Place(
+        "Aurora's readers",
+        "`gtid_executed` stands still, and nobody could test a substitute in the heartbeats",
+        (),
+        (Rule.AURORA_READER,),
+    ),
+    Place("memcached", "1.6.13 or later, with CAS, without a proxy or `-e`", ("memcached",)),
+    Place("Redis, Valkey", "Sentinel is not asked: name the primary", ("Redis", "Valkey"), (Rule.REDIS_REPLICA,)),
+    Place("Redis Cluster", "members refuse the keys of others", (), (Rule.REDIS_CLUSTER,)),
+    Place("Kafka", "", ("Kafka",)),
+    Place("Spark", "Java 17", ("Spark",)),
+    Place(
+        "drivers",
+        "asyncmy 0.2.12, aiomysql 0.3.2 or later; mysqlclient could not be installed",
+        ("PyMySQL", "mysql-connector-python", "asyncmy", "aiomysql"),
+    ),
+)
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Of each place: its name, the versions with the number of tests and the day of the run, needs and refusals."""
+    counted: Mapping[str, Mapping[str, Mapping[str, object]]] = json.loads(TESTED.read_text())
+    for place in PLACES:
+        verified = (
+            f"{f'{name} ' if len(place.tested) > 1 else ''}{version} ({run['tests']}, {run['on']})"
+            for name in place.tested
+            for version, run in counted.get(name, {}).items()
+        )
+        rules = (f"{VERBS[rule.severity]}: `{rule.slug}`" for rule in place.rules)
+        yield place.name, ", ".join(verified) or "–", "; ".join(filter(None, (place.words, *rules)))

@@ -1,0 +1,34 @@
+"""The servers that a process refuses by name when it starts, in cases that no local server produces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from freshness.config.server import ServerAddress
+from freshness.database.cluster import require_no_cluster
+from freshness.errors import SourceUnsuitable
+
+ADDRESS = ServerAddress("db.example.com", 3306, "app", "app", "shop")
+CONNECTION: Any = None
+
+
+def require(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """On a server that has these variables, and answers for those that it is asked for."""
+
+    def read_rows(_: object, statement: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in variables.items() if f"'{name.lower()}'" in statement]
+
+    monkeypatch.setattr("freshness.database.cluster.read_rows", read_rows)
+    require_no_cluster(CONNECTION, ADDRESS)
+
+
+def test_a_server_with_a_log_in_innodb(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceUnsuitable, match="binlog_storage_engine is innodb") as caught:
+        require(monkeypatch, {"binlog_storage_engine": "innodb"})
+    assert "without binlog_storage_engine" in caught.value.hint
+
+
+def test_a_server_with_a_log_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    require(monkeypatch, {"wsrep_on": "OFF", "binlog_storage_engine": ""})
