@@ -30,7 +30,7 @@ help: ## list the verbs
 ##@ Every day
 
 .PHONY: demo
-demo: ## show a cache that stays fresh beside two that do not, on private servers
+demo: ## show a cache that stays fresh beside three that do not, on private servers
 	@$(PROVISION) demo mariadb $(if $(findstring redis,$(ARGS)),databases) $(if $(findstring mysql,$(ARGS)),mysql) \
 		$(if $(findstring vitess,$(ARGS)),dev mysql vitess)
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -53,6 +53,11 @@ full: ## everything that a change is checked by, in stages; the slowest tests of
 .PHONY: fresh
 fresh: ## how long the demo and the tests take in a fresh clone with an empty home folder; VERBS=demo for one of them
 	@$(PYTHON) integration/fresh.py $(VERBS)
+
+.PHONY: hour
+hour: ## a newcomer's hour: the code blocks of the quickstart and of a framework's page, step by step; ARGS=flask for one
+	@$(PROVISION) demo dev mariadb
+	@$(BIN)/python -m integration.hour $(ARGS)
 
 ##@ Stages and parts of these
 

@@ -67,7 +67,6 @@ LONG: Final = (
     "integration/appclient/test_cancelled_reads.py::test_a_cancelled_read_never_gives_its_answer_to_another_one[mysql",
     "integration/demo/test_quickstart.py::test_the_page_of_sqlalchemy[mysql",
     "integration/demo/test_quickstart.py::test_the_page_of_the_application_library[mysql",
-    "integration/django/test_tutorial.py::test_the_tutorial_leads_to_reads_from_the_cache[mysql",
     "integration/examples/test_shops.py::test_a_profile_names_the_parts_of_a_page[fastapi",
     "integration/invalidator/test_bad_input.py::test_the_http_port_is_taken[mysql",
     "integration/invalidator/test_checkup.py::test_a_node_that_a_neighbour_has_filled_is_told_as_such[mysql",

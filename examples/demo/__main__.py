@@ -59,13 +59,13 @@ def demo(
     fill_from_log: Annotated[
         bool, typer.Option("--fill-from-log", help="Event tokens: the log's rows take the place of entries.")
     ] = False,
-    replicas: Annotated[int, typer.Option(min=0, max=1, help="0: a primary alone, which all three read.")] = 1,
+    replicas: Annotated[int, typer.Option(min=0, max=1, help="0: a primary alone, which all read.")] = 1,
     history: Annotated[
         Path | None, typer.Option(help="Record the run here, for the audit: freshness-spark audit.")
     ] = None,
     as_json_only: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
-    """Three ways to keep a cache fresh, side by side on one workload and one lagging replica, or none."""
+    """Four ways to keep a cache fresh, side by side on one workload and one lagging replica, or none."""
     if history is not None and backend is BackendName.redis:
         raise typer.BadParameter("a history is recorded on memcached alone: Redis has no versions of items")
     if vitess and (flavor is not None or history is not None or fill_from_log or not replicas):

@@ -1,7 +1,7 @@
-"""The history of a run, for the audit: what the database changed and what each of the three caches did.
+"""The history of a run, for the audit: what the database changed and what each of the caches did.
 
 Each strategy gets an archive of the update stream, which names its keys, and a history of its cache, in a folder of
-its own: ``FOLDER/STRATEGY/archive`` and ``…/history``. Event tokens are recorded by the library itself. For the two
+its own: ``FOLDER/STRATEGY/archive`` and ``…/history``. Event tokens are recorded by the library itself. For the
 others this module is the witness, since no library of theirs knows a position: it reads one before the rows and one
 after them, and notes what was stored. If the two differ, a row could be younger than the first position, and
 all are

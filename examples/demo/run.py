@@ -32,9 +32,12 @@ from examples.demo.strategy import (
     DELETE_AFTER_WRITE,
     DELETE_FROM_STREAM,
     EVENT_TOKENS,
+    GENERATION_FENCE,
     STRATEGIES,
     DeletingCache,
     DeletingWriter,
+    FencedCache,
+    FencedWriter,
     Strategy,
     TokenCache,
 )
@@ -50,6 +53,7 @@ from integration.servers import ServerFailed
 if TYPE_CHECKING:
     from examples.demo.evidence import Witness
 
+PLAIN: Final = tuple(name for name in STRATEGIES if name != EVENT_TOKENS)
 TICK_SECONDS: Final = 0.25
 GRACE_SECONDS: Final = 1.0
 ACKNOWLEDGE_SECONDS_MAX: Final = 120.0
@@ -271,16 +275,12 @@ class _Run:
         with ExitStack() as stack:
             connection = stack.enter_context(pymysql.connect(**_tracking(world)))
             track_gtids(connection, world.databases.flavor)
-            deleting = stack.enter_context(
-                closing(
-                    DeletingWriter(
-                        DELETE_AFTER_WRITE,
-                        world.open_client(),
-                        self._meters[DELETE_AFTER_WRITE],
-                        self._witnesses.get(DELETE_AFTER_WRITE),
-                    )
+            deleting = [
+                stack.enter_context(
+                    closing(make(name, world.open_client(), self._meters[name], self._witnesses.get(name)))
                 )
-            )
+                for name, make in ((DELETE_AFTER_WRITE, DeletingWriter), (GENERATION_FENCE, FencedWriter))
+            ]
             generator = random.Random(plan.seed * 1000 + number)
             writer = Writer(connection, book, Popularity(plan, plan.write_skew), generator)
 
@@ -288,7 +288,9 @@ class _Run:
                 write, cursor = writer.write()
                 for meter in self._meters.values():
                     meter.begin()
-                deleting.after_commit(write)  # first: nothing is to delay it
+                for each in deleting:  # first: nothing is to delay them
+                    each.after_commit(write)
+                deleting.reverse()  # nor is one always first
                 self._ledger.committed(write)
                 position = commit_position(connection, cursor, world.databases.flavor)
                 self._progress.committed(write, position, self._nodes_of(write))
@@ -303,19 +305,15 @@ class _Run:
         items = (self._registry[name].builder.build((number,)).item for name, number in write.objects)
         return frozenset(self._placement.node_for(item) for item in items)
 
-    def _plain(self, name: str, replica: dict[str, Any]) -> DeletingCache:
-        return DeletingCache(name, self._world.open_client(), replica, self._witnesses.get(name))
-
     def _read(self, number: int) -> set[ObjectKey]:
         plan, world = self._plan, self._world
         touched: set[ObjectKey] = set()
         with ExitStack() as stack:
             replica = world.databases.reading()
-            strategies: dict[str, Strategy] = {
-                DELETE_AFTER_WRITE: self._plain(DELETE_AFTER_WRITE, replica),
-                DELETE_FROM_STREAM: self._plain(DELETE_FROM_STREAM, replica),
-                EVENT_TOKENS: TokenCache(self._cache),
-            }
+            strategies: dict[str, Strategy] = {EVENT_TOKENS: TokenCache(self._cache)}
+            for name in PLAIN:
+                make = FencedCache if name == GENERATION_FENCE else DeletingCache
+                strategies[name] = make(name, world.open_client(), replica, self._witnesses.get(name))
             for strategy in strategies.values():
                 stack.enter_context(closing(strategy))
             generator = random.Random(plan.seed * 1000 + 500 + number)
@@ -349,7 +347,7 @@ def _open_witnesses(world: World) -> dict[str, Witness]:
         name: Witness(
             name, world.databases.gtid_flavor, LINEAGE, Recorder(world.history / name / "history"), find_node
         )
-        for name in (DELETE_AFTER_WRITE, DELETE_FROM_STREAM)
+        for name in PLAIN
     }
 
 

@@ -1,8 +1,9 @@
-"""The three ways to cache, as a reader and a writer of the application see them.
+"""The four ways to cache, as a reader and a writer of the application see them.
 
 All read what they miss from the same replica, with the same statements, and keep it on the same nodes under a
 namespace of their own. `DeletingCache` is how most applications do it; who deletes (the writer, or a consumer of
-the binlog) is all that its two uses differ in. `TokenCache` is this project's library and nothing else.
+the binlog) is all that its two uses differ in. `FencedCache` stores under a generation that the writer raises.
+`TokenCache` is this project's library and nothing else.
 Objects here belong to one thread each.
 """
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:  # it needs Arrow, which a run without history does not
     from examples.demo.evidence import Witness
 
 DELETE_AFTER_WRITE: Final = "delete_after_write"
+GENERATION_FENCE: Final = "generation_fence"
 DELETE_FROM_STREAM: Final = "delete_from_stream"
 EVENT_TOKENS: Final = "event_tokens"
-STRATEGIES: Final = (DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS)
+STRATEGIES: Final = (DELETE_AFTER_WRITE, GENERATION_FENCE, DELETE_FROM_STREAM, EVENT_TOKENS)
 
 TTL_SECONDS: Final = 3600
 TIMEOUT_SECONDS: Final = 5.0
@@ -74,6 +76,9 @@ class RedisNodes:
 
     def delete(self, key: str, *, noreply: bool) -> None:
         self._server(key).delete(key)
+
+    def incr(self, key: str, value: int, *, noreply: bool) -> int:
+        return int(self._server(key).incr(key, value))
 
     def close(self) -> None:
         for server in self._servers:
@@ -130,22 +135,25 @@ class DeletingCache:
         ]
 
     def _load(self, keys: Sequence[ObjectKey], plain_keys: Mapping[ObjectKey, str]) -> dict[ObjectKey, Any]:
-        """Read from the replica, and store blindly."""
+        """Read from the replica, and store what may be."""
         witness, token = self._witness, None
         if witness is None:
             loaded = self._read_rows(keys)
         else:
             token, loaded = witness.read_with_token(self._connection, lambda: self._read_rows(keys))
         for key, value in loaded.items():
-            if value is None:
-                continue
             plain, data = plain_keys[key], encode_plain(value)
+            if value is None or not self._may_store(plain):
+                continue
             begin_us = 0 if witness is None else witness.now_us()
             self._client.set(plain, data, expire=TTL_SECONDS, noreply=False)
             if witness is not None and token is not None:
                 now, version = self._client.gets(plain)
                 witness.filled(key, plain, value, token, int(version) if now == data else 0, begin_us)
         return loaded
+
+    def _may_store(self, plain: str) -> bool:
+        return True
 
     def _read_rows(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Any]:
         values: dict[ObjectKey, Any] = dict.fromkeys(keys)
@@ -167,6 +175,23 @@ class DeletingCache:
         self._connection.close()
 
 
+def fence_of(plain: str) -> str:
+    """The key of the generation of a key."""
+    return f"{plain}:generation"
+
+
+class FencedCache(DeletingCache):
+    """A value is stored only if the generation is still the one from before its read: no slow reader stores what
+    a writer has deleted in between."""
+
+    def _load(self, keys: Sequence[ObjectKey], plain_keys: Mapping[ObjectKey, str]) -> dict[ObjectKey, Any]:
+        self._generations = {plain_keys[key]: self._client.get(fence_of(plain_keys[key])) for key in keys}
+        return super()._load(keys, plain_keys)
+
+    def _may_store(self, plain: str) -> bool:
+        return bool(self._client.get(fence_of(plain)) == self._generations[plain])
+
+
 class DeletingWriter:
     """The writer's half of delete_after_write: after the commit, delete what the transaction changed."""
 
@@ -179,14 +204,26 @@ class DeletingWriter:
     def after_commit(self, write: Write) -> None:
         times = {}
         for key in write.objects:
-            self._client.delete(plain_key(self._namespace, key), noreply=False)
+            self._delete(plain_key(self._namespace, key))
             times[key] = time.monotonic()
         self._meter.acknowledge(write, time.monotonic())
         if self._witness is not None:
             self._witness.acknowledged(write, times)
 
+    def _delete(self, plain: str) -> None:
+        self._client.delete(plain, noreply=False)
+
     def close(self) -> None:
         self._client.close()
+
+
+class FencedWriter(DeletingWriter):
+    """That of generation_fence: it raises the generation of a key before it deletes the key."""
+
+    def _delete(self, plain: str) -> None:
+        while self._client.incr(fence_of(plain), 1, noreply=False) is None:
+            self._client.add(fence_of(plain), b"0", noreply=False)
+        super()._delete(plain)
 
 
 class TokenCache:

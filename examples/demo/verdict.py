@@ -16,7 +16,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from examples.demo.measurement import CUSTOMER, ObjectKey, Row, find_versions
-from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS, encode_plain, plain_key
+from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, encode_plain, plain_key
 from examples.demo.world import World
 from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
@@ -55,9 +55,8 @@ def read_verdicts(world: World, touched: Iterable[ObjectKey]) -> dict[str, Verdi
     keys = sorted(touched)
     truth = _read_primary(world)
     return {
-        DELETE_AFTER_WRITE: _judge(keys, truth, _plain_reader(world, DELETE_AFTER_WRITE)),
-        DELETE_FROM_STREAM: _judge(keys, truth, _plain_reader(world, DELETE_FROM_STREAM)),
-        EVENT_TOKENS: _judge(keys, truth, _token_reader(world)),
+        name: _judge(keys, truth, _token_reader(world) if name == EVENT_TOKENS else _plain_reader(world, name))
+        for name in STRATEGIES
     }
 
 

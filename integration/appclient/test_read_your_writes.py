@@ -372,7 +372,7 @@ def test_the_examples_of_the_page(system: System, monkeypatch: pytest.MonkeyPatc
     with closing(names["cache"]), stopped_replica(system), ExitStack() as stack:
         connections = [stack.enter_context(writing(system))]
         if primary.flavor == "mysql":
-            connections.append(stack.enter_context(closing(names["connect"]("127.0.0.1", primary.port))))
+            connections.append(stack.enter_context(writing(system, tracks=True)))
         for number, connection in enumerate(connections):
             token = names["rename"](connection, 270, f"Ada {number}")
             assert names["show"](270, token)["name"] == f"Ada {number}"

@@ -45,7 +45,7 @@ def read_example(heading: str, replaced: Mapping[str, str]) -> dict[str, Any]:
     assert found is not None
     names: dict[str, Any] = {"__name__": "shop"}
     code = found[1]
-    for documented, here in replaced.items():
+    for documented, here in {"webapp": "app", "change-me-2": "app", **replaced}.items():
         assert documented in code
         code = code.replace(documented, here)
     exec(compile(code, f"{PAGE.name}, {heading}", "exec", dont_inherit=True), names)

@@ -26,7 +26,7 @@ from integration.servers import Memcached, Pair, database_pair
 CHECKOUT = Path(__file__).resolve().parents[2]
 README, QUICKSTART = CHECKOUT / "README.md", CHECKOUT / "docs/quickstart.md"
 APPLICATION, SQLALCHEMY = CHECKOUT / "docs/application.md", CHECKOUT / "docs/sqlalchemy.md"
-WAIT_SECONDS = 40.0
+WAIT_SECONDS = 120.0
 """Only a failure takes as long."""
 
 
@@ -65,7 +65,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 def _environment(page: Path) -> dict[str, str]:
     if page == README:
         return {"SHOP_PASSWORD": "app"}
-    exports = next(text for text in _snippets(page, "sh") if "export" in text)
+    exports = next(text for text in _snippets(page, "sh") if "_PASSWORD" in text)
     return dict(re.findall(r"(\w+_PASSWORD)=(\S+)", exports))
 
 

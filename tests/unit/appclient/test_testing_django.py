@@ -49,6 +49,7 @@ def write_project(folder: Path, prices: str) -> None:
 
 def run_django(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{folder}", "DJANGO_SETTINGS_MODULE": "project.settings"}
+    environment |= {"INVALIDATOR_PASSWORD": "of the tutorial", "WEBAPP_PASSWORD": "of the tutorial"}
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,

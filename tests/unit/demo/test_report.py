@@ -16,7 +16,7 @@ from examples.demo.interrupted import Interruptions, is_of
 from examples.demo.measurement import Answer, Meter, ObjectKey, Request, Row, StaleHit, Write, percentile
 from examples.demo.progress_watcher import parse_progress
 from examples.demo.report import DemoResult, StrategyResult, accuse, as_json, as_table, explain
-from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS, STRATEGIES
+from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS, GENERATION_FENCE, STRATEGIES
 from examples.demo.stream_deleter import parse_report
 from examples.demo.verdict import Poisoned, Verdict, compare, plain
 from freshness.position import parse_position
@@ -270,6 +270,7 @@ def result_with(
         primary_refusals=primary_refusals,
         strategies={
             DELETE_AFTER_WRITE: strategy(DELETE_AFTER_WRITE, stale, both),
+            GENERATION_FENCE: strategy(GENERATION_FENCE, stale, both),
             DELETE_FROM_STREAM: strategy(DELETE_FROM_STREAM, stale, both),
             EVENT_TOKENS: strategy(EVENT_TOKENS, ours_stale, ours_poisoned),
         },
@@ -329,7 +330,8 @@ def test_a_broken_promise_comes_with_evidence() -> None:
 def test_the_explanation_shows_one_poisoned_key_of_each_other_strategy() -> None:
     text = " ".join(explain(result_with()))
     assert "delete_after_write still serves customer 7 at version 1 (primary: version 9)" in text
-    assert "delete_from_stream still serves profile 7 with orders 700 at version 2 (primary: version 5)" in text
+    assert "delete_from_stream still serves customer 7 at version 1 (primary: version 9)" in text
+    assert "generation_fence still serves profile 7 with orders 700 at version 2 (primary: version 5)" in text
 
 
 def test_without_a_replica_none_is_named() -> None:
