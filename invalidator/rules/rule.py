@@ -53,7 +53,9 @@ class Rule(Enum):
     # -- what cannot be looked at ----------------------------------------------------------------------
 
     REFUSED = _error(
-        "F115", "a server, a node, the schema, a file or a package refuses what `run` needs", "follow the message"
+        "F115",
+        "a server, a node, the schema, a file or a package refuses what `run` needs of it",
+        "follow the message",
     )
     NODE_DOWN = _warning(
         "F115", "a cache node does not answer: its reads go to the database", "see that it runs and is reachable"
@@ -71,8 +73,9 @@ class Rule(Enum):
     OLD_SERVER = _error("F27", "the server's version cannot log the names of columns", "upgrade it")
     SEVERAL_WRITERS = _error(
         CAVEAT,
-        "the server is in a cluster whose servers all take writes (Galera, Group Replication with several "
-        "primaries), which is not supported: entries come late and reads with at_least fail",
+        "the server is in a cluster whose servers all take writes (Galera, Group Replication with several primaries),"
+        " which is not supported: a commit of another one is in no position that this one shows, so entries come late"
+        " and reads with at_least fail",
         REMEDY,
     )
     LOG_IN_ENGINE = _error(
@@ -122,7 +125,7 @@ class Rule(Enum):
     )
     FLUSH_LOG = _warning(
         "F55",
-        "innodb_flush_log_at_trx_commit is not 1: as for sync-binlog",
+        "innodb_flush_log_at_trx_commit is not 1: a crash of the machine can take back what was streamed",
         "set it to 1, or raise the epoch after such a crash",
     )
     INIT_CONNECT = _error(
@@ -150,7 +153,7 @@ class Rule(Enum):
     )
     HEARTBEAT_TABLE = _note(
         CAVEAT,
-        "the heartbeat table is not there yet: nothing is stored until it is",
+        "the heartbeat table is not there yet: no reader gets a token, and nothing is stored until it is",
         "start `run`, or `check --fix`, which create it",
     )
     LOSSLESS = _warning(
@@ -182,19 +185,19 @@ class Rule(Enum):
     )
     VERSIONED_BY_TRANSACTION = _warning(
         "F26",
-        "a table is system-versioned by transaction id: MariaDB logs its changes as statements, which raise all "
-        "tables",
+        "a table is system-versioned by transaction id: MariaDB logs its changes as statements, and each write raises"
+        " all tables",
         "let its period be of two TIMESTAMP(6) columns",
     )
     ENGINE = _error(
         "F25",
-        "a cached table is of an engine without transactions: the server empties or repairs it when it starts, "
-        "and logs that late or never",
+        "a cached table is of an engine without transactions: the server empties or repairs it when it starts, and"
+        " logs that later or never; a value may be half old and half new",
         "ALTER TABLE … ENGINE = InnoDB",
     )
     NOT_DECODED = _error(
         CAVEAT,
-        "a cached row has a column whose type the driver does not decode: each read of the row fails",
+        "a cached row has a column whose type the driver does not decode: each read of the row raises an error",
         "make the column INVISIBLE, or keep it in a table of its own",
     )
     NO_INDEX = _warning(
@@ -207,10 +210,12 @@ class Rule(Enum):
     )
     CLOCK = _warning(
         "F105",
-        "the clocks of a server or node and of this machine differ by more than cache.clock_skew_seconds",
+        "the clock of a server or node differs from this machine's by more than cache.clock_skew_seconds",
         "set the clocks by NTP",
     )
-    SERVICE = _note(CAVEAT, "the server is one of a managed service", "see what it means")
+    SERVICE = _note(
+        CAVEAT, "the server is one of a managed service, where settings are made in another way", "see what it means"
+    )
 
     # -- Vitess ------------------------------------------------------------------------------------------
 
@@ -229,23 +234,23 @@ class Rule(Enum):
     )
     PAST = _error(
         CAVEAT,
-        "system_versioning_asof of MariaDB is set: sessions read system-versioned tables as they were then, and "
-        "are refused",
+        "system_versioning_asof of MariaDB is set: sessions read system-versioned tables as they were then, so the"
+        " cache refuses every session of the server",
         "set it to DEFAULT",
     )
     REPLICA_FILTER = _error(
         "F25",
-        "a replica leaves out a part of what it replicates: old rows are stored",
+        "a replica leaves out a part of what it replicates, and its position does not show it: old rows are stored",
         "do not name it in the configuration, or replicate everything to it",
     )
     REPLICA_SKIPS = _error(
         "F25",
-        "a replica passes over errors of its replication: rows that are not the primary's are stored",
+        "a replica passes over errors of its replication, so its rows are not the primary's: those are stored",
         "replicate without skip_errors and with exec_mode STRICT, and build the replica anew",
     )
     ERRANT = _warning(
         "F53",
-        "a replica has executed transactions that its primary has not: rows that they changed are stored",
+        "a replica has executed transactions that its primary has not: rows that they changed are stored as they are",
         "build the replica anew; if nothing cached was changed, commit empty transactions of these GTIDs on the"
         " primary",
     )
@@ -264,12 +269,12 @@ class Rule(Enum):
     )
     LOG_NOT_READ = _warning(
         "F92",
-        "the log of a replica is to be read, and lacks changes or has them in another order",
+        "the log of a replica is to be read, and it would lack changes or bring them in another order",
         "mend it, or read the log of the primary (stream.replica_choice)",
     )
     NOT_REPLICATING = _warning(
         "F16",
-        "a replica follows nobody, or its replication is stopped: nothing is stored from it",
+        "a replica follows nobody, or its replication is stopped: misses that read it are old, and nothing is stored",
         "start its replication, or take it out of the configuration",
     )
     DELAYED = _warning(
@@ -284,36 +289,42 @@ class Rule(Enum):
     )
     NO_HEARTBEATS = _warning(
         "F113",
-        "a server that applications read has not the heartbeats of its primary: nothing is stored from it",
+        "a server that applications read has not the heartbeats of its primary: no reader gets a token there",
         "replicate the table freshness_heartbeat to it",
     )
     AURORA_READER = _warning(
         "F113",
-        "a replica is a reader of Amazon Aurora, said not to move gtid_executed: nothing is stored from it",
+        "a replica is a reader of Amazon Aurora, which is said not to move gtid_executed: nothing is stored from it",
         "name no reader of Aurora: misses then read the writer",
     )
     SERVER_ID_CLASH = _error(
-        "F107", "two servers have one server id: replication passes changes over", "give each server an id of its own"
+        "F107",
+        "two servers have one server id: replication passes changes over, and GTIDs of two are alike",
+        "give each server an id of its own",
     )
     SAME_SERVER = _warning(CAVEAT, "two addresses of the configuration lead to one server", "name each server once")
     PRIMARY_SPREAD = _error(
         CAVEAT,
-        "a proxy spreads connections to the primary over several servers: nothing is stored",
+        "a proxy spreads connections to the primary over several servers: heartbeats go to another one than the log"
+        " comes from, and nothing is stored",
         "let its address lead to the primary alone",
     )
     SEVERAL_ADDRESSES = _warning(
         CAVEAT,
-        "connections to one node or database server may reach several, by their addresses or a proxy",
+        "each connection to a node or a database server may reach another one: its name has several addresses, or a"
+        " proxy spreads them",
         "give each server a name of its own, and name each",
     )
     HIDDEN = _note(
         CAVEAT,
-        "the account of a replica may not see its replication, so nobody looked at it",
+        "the account of a replica may not see its replication: nobody looked for filters, lag, errant transactions",
         "grant it REPLICATION CLIENT (MariaDB: BINLOG MONITOR and SLAVE MONITOR), in a group also SELECT ON"
         " performance_schema.*",
     )
     ZONE = _note(
-        CAVEAT, "no replica is in the zone of cache.zone", "correct cache.zone, or zone= in the URLs of the replicas"
+        CAVEAT,
+        "no replica is in the zone of cache.zone: all are alike to this application",
+        "correct cache.zone, or zone= in the URLs of the replicas",
     )
     NEVER_CONTAINED = _warning(
         "F113",
@@ -324,7 +335,9 @@ class Rule(Enum):
     # -- cache nodes -------------------------------------------------------------------------------------
 
     TWO_NAMES = _error(
-        "F94", "two names are one cache node: only one of them is trusted", "name each node once in cache.nodes"
+        "F94",
+        "two names are one cache node: only one of them is trusted, and the keys of the other are never stored",
+        "name each node once in cache.nodes",
     )
     NODE_FULL = _warning(
         "F115", "a cache node does not store an item", "give it more memory, or a user that may write"
@@ -336,14 +349,14 @@ class Rule(Enum):
     )
     RING = _error(
         "F10",
-        "an invalidator with other nodes in its file keeps the record of a node: readers of this file neither hit"
-        " nor fill there",
+        "an invalidator with other nodes in its file keeps the record of a node: this file's readers neither hit nor"
+        " fill there",
         "give all processes one file, and stop the invalidators that have another",
     )
     PRIMARY_CHANGED = _warning(
         "F101",
-        "a node record follows another primary than the configured one: the cache starts empty, unless nothing is"
-        " lost",
+        "a node record follows a primary with another identity than the configured one: the cache starts empty,"
+        " unless the servers show or `lossless_failover` states that nothing is lost",
         "if it is the same server, give it the previous server_id, host name and port; after a failover see"
         " docs/operations.md#failover-of-the-primary",
     )
@@ -365,12 +378,12 @@ class Rule(Enum):
     )
     SMALL_ITEMS = _warning(
         CAVEAT,
-        "a cache node takes smaller items than the parts of large values",
+        "a cache node takes smaller items than the parts of large values: those are read from the database",
         "raise -I of memcached, or lower cache.part_bytes",
     )
     SMALL_NODE = _warning(
         "F5",
-        "the stripes need more than half of a node's memory: they are evicted, and fills are refused",
+        "the stripes need more than half of a node's memory, so they are evicted, and fills are refused",
         "give it more memory, or lower cache.stripes",
     )
     NODE_CONNECTIONS = _warning(
@@ -390,12 +403,12 @@ class Rule(Enum):
     )
     EVICTIONS = _note(
         CAVEAT,
-        "a cache node evicts: more memory would give more hits",
+        "a cache node evicts: nothing is wrong, and more memory would give more hits",
         "give it more memory if too few reads are hits",
     )
     PERSISTENT = _note(
         "F100",
-        "a Redis node keeps its data on disk, which is not trusted and only costs",
+        "a Redis node keeps its data on disk: what comes back is not trusted, so it only costs",
         "CONFIG SET save '' and appendonly no",
     )
     CONFIG_HIDDEN = _note(
