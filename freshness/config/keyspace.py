@@ -45,7 +45,9 @@ class SkippedTransaction:
         "are invalidated as a whole. Not with flavor vitess."
     )
     tables: tuple[str, ...] = setting(
-        "The cached tables that the transaction can have changed; by default all of the keyspace.", ()
+        "The cached tables that the transaction can have changed; by default all of the keyspace. A table that is "
+        "wrongly left out keeps old values in the cache.",
+        (),
     )
     reason: str = setting("Why it is skipped: for the log, and for readers of the update stream.")
 
