@@ -10,6 +10,19 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+import appclient
+
+PUBLIC: Final = {
+    "appclient": tuple(appclient.__all__),
+    "appclient.starlette": ("ReadYourWrites", "cache_lifespan", "request_reads", "thread_reads"),
+    "appclient.flask": ("Freshness",),
+    "appclient.web": ("AsyncRequestReads", "RequestReads", "TokenCookie", "find_etag"),
+    "appclient.django": ("get_cache", "wrote"),
+    "appclient.sqlalchemy": ("CachedReads", "CachedSelect"),
+    "appclient.testing": ("FakeSystem",),
+    "appclient.testing.plugin": ("freshness_system",),
+}
+"""What applications import, by module."""
 PAGES: Final = Path(__file__).resolve().parent
 _LINK: Final = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 
