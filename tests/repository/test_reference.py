@@ -23,6 +23,7 @@ LIBRARY_ONLY: Final = {
     "CachedSelect.load",
     "Database.find_shard",
     "Database.snapshot",
+    "ErrorLine.of",
     "GtidConnection.connect",
     "LoaderConnection.end",
     "LoaderConnection.join",
