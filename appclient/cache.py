@@ -133,8 +133,8 @@ class Cache:
         connection: Any = None,
         explain: bool = False,
     ) -> Any:
-        """The object, or None if it does not exist. ``object_name``: its name in the file. ``key``: of several
-        columns a tuple, in key order, or a mapping of the names of its columns.
+        """The object, or None if it does not exist. ``object_name``: its name in the file. ``key``: a value, or
+        for several columns a tuple in key order, or a mapping of the names of its columns.
 
         ``max_staleness_seconds``: a hit that may be older is read from the database instead. ``at_least``: the value
         has these commits, see `Database.commit_token`. ``connection``: the application's own; while it has a

@@ -34,7 +34,7 @@ Reads = TypeVar("Reads", AsyncRequestReads, RequestReads)
 def cache_lifespan(
     path: str | PathLike[str] = "freshness.toml", *, in_threads: bool = False, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
-    """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end. ``path``: that of the
+    """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end. ``path``: name of the
     file. ``in_threads``: a `Cache`, for endpoints that are ordinary functions. ``options``: arguments of
     `Cache.open`. An application with a lifespan of its own enters this one inside, and adds what it yields to its own
     state."""

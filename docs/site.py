@@ -54,7 +54,7 @@ def on_config(config: Any, **_: Any) -> None:
 
 
 def on_files(files: Any, config: Any, **_: Any) -> None:
-    """Called by mkdocs once: adds the reference, which is no file of this folder."""
+    """Called by mkdocs once: adds the reference, which this folder does not have."""
     parts = ["# Reference", "The names that an application imports, with their docstrings."]
     for module, names in (PUBLIC | PUBLIC_WITHIN_DJANGO).items():
         parts += [f"## `{module}`", *(f"::: {module}.{name}" for name in names)]

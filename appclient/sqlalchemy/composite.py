@@ -53,8 +53,8 @@ class CachedSelect:
         return found[0] if found else None
 
     def all(self, session: Session, *key: Any) -> list[Any]:
-        """The instances, or whatever the first column of the SELECT is. ``session``: the one that has them. ``key``:
-        of several columns several arguments."""
+        """The instances, or whatever the first column of the SELECT is. ``session``: the session that has them.
+        ``key``: a value for each column."""
         statement = self._function(*key)
         state = SessionState.of(session)
         served = self._find_answer(session, self.name, key, statement)

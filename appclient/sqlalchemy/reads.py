@@ -174,7 +174,7 @@ class CachedReads:
     def select(self, object_name: str) -> Callable[[Callable[..., Select[Any]]], CachedSelect]:
         """Decorator: the function makes the SELECT, with loader options for its relationships, from which a composite
         object is built by its key. It reads only what a loader may read, see `Cache.loader`. Raises `ConfigError` for
-        an ``object_name`` that is no composite, or if the sessions are not bound to an engine."""
+        an ``object_name`` that is not a composite, or if the sessions are not bound to an engine."""
         site = None if self._engine is None else self._site(self._engine)
         if site is None:
             raise ConfigError("the sessions have no engine", hint="expected sessionmaker(engine)")

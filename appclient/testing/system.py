@@ -129,7 +129,7 @@ class FakeSystem:
         return FakeAsyncConnection(self.primary.connect())
 
     def execute(self, sql: str, parameters: Any = None) -> list[dict[str, Any]]:
-        """The rows of ``sql``, one statement on the primary, committed. ``parameters``: those of the statement."""
+        """The rows of ``sql``, one statement on the primary, committed. ``parameters``: values for it."""
         with self.connect() as connection:
             cursor = connection.cursor(pymysql.cursors.DictCursor)
             cursor.execute(sql, parameters)
@@ -184,7 +184,7 @@ class FakeSystem:
         self._go_on()
 
     def sleep(self, seconds: float) -> None:
-        """Time goes on by so many ``seconds``: for leases, time-outs and ages."""
+        """Time goes on by ``seconds``, for leases, time-outs and ages."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + STEP_SECONDS)
