@@ -140,7 +140,7 @@ class AsyncCache:
             yield AsyncView(view, self._run)
 
     def loader(self, object_name: str) -> Callable[[AsyncFunction], AsyncFunction]:
-        """Decorator: this coroutine function builds the composite object from its key; see `Cache.loader`. It is
+        """Decorator: this coroutine function builds the composite object from its key, as `Cache.loader`. It is
         called with an `AsyncLoaderConnection`."""
 
         def register(function: AsyncFunction) -> AsyncFunction:

@@ -114,7 +114,7 @@ class Cache:
         pools: Pools | None = None,
         telemetry: TelemetryOption = None,
     ) -> Cache:
-        """Read the configuration and the key columns of its objects.
+        """Read the configuration at ``path`` and the key columns of its objects. The options are those of the class.
 
         Raises `ConfigError` for mistakes in the file, all in one message, and for a package that it needs, and
         `SourceUnsuitable` when a database does not let the schema be read. Neither the cache nodes nor the databases
@@ -133,8 +133,8 @@ class Cache:
         connection: Any = None,
         explain: bool = False,
     ) -> Any:
-        """The object, or None if it does not exist. A key of several columns is a tuple, in key order, or a mapping
-        of the names of its columns.
+        """The object, or None if it does not exist. ``object_name``: its name in the file. ``key``: a value, or
+        for several columns a tuple in key order, or a mapping of the names of its columns.
 
         ``max_staleness_seconds``: a hit that may be older is read from the database instead. ``at_least``: the value
         has these commits, see `Database.commit_token`. ``connection``: the application's own; while it has a
@@ -162,8 +162,8 @@ class Cache:
         explain: bool = False,
         together: bool = False,
     ) -> dict[Any, Any]:
-        """``{key: object or None}`` for all keys, with one request per node for the hits. A key of several columns is
-        a tuple, in key order. The options are those of `get`.
+        """``{key: object or None}`` for all ``keys``, with one request per node for the hits. A key of several
+        columns is a tuple, in key order. The options are those of `get`.
 
         ``together``: the values are of one moment of each shard, as one snapshot of the database shows them: from the
         entries if they prove it, else from such a snapshot. Raises `ConfigError` for an object of which a key is read
@@ -196,7 +196,8 @@ class Cache:
         It is called as ``function(db, key)`` with a `LoaderConnection`, and with one more value for each further
         column of the key. It must read only those rows of the member tables of the configuration that hold the
         key: a change of another row or table invalidates nothing. It reads through that connection, or by this cache:
-        a part has at least the commits that the connection shows.
+        a part has at least the commits that the connection shows. Raises `ConfigError` for an ``object_name`` that is
+        unknown or no composite.
         """
         entry = self.lookups.entry(object_name)
         if not entry.is_composite:
@@ -213,11 +214,13 @@ class Cache:
 
     def of(self, object_name: str, model: type[Model]) -> TypedObject[Model]:
         """Reads of one object whose values are instances of ``model``: a dataclass, a TypedDict, an attrs class, a
-        struct of msgspec or a model of pydantic. Raises `ConfigError` for an unknown object and for another class."""
+        struct of msgspec or a model of pydantic. Raises `ConfigError` for an unknown ``object_name`` and for another
+        class."""
         return TypedObject(self, self.lookups.entry(object_name).name, model)
 
     def database(self, keyspace: str | None = None) -> Database:
-        """Uncached reads of a keyspace, with event tokens. The name may be left out if there is one keyspace."""
+        """Uncached reads of a keyspace, with event tokens. ``keyspace``: its name, which may be left out if there is
+        one. Raises `ConfigError` for another name."""
         if keyspace is None and len(self._databases) == 1:
             return next(iter(self._databases.values()))
         if keyspace not in self._databases:
@@ -225,7 +228,8 @@ class Cache:
         return self._databases[keyspace]
 
     def key_columns(self, object_name: str) -> tuple[str, ...]:
-        """The names of the key's columns, in key order. Raises as `open` if no server has answered yet."""
+        """The names of the columns in the key of ``object_name``, in key order. Raises as `open` if no server has
+        answered yet."""
         return tuple(column.name for column in self.lookups.definition(object_name).builder.columns)
 
     def column_types(self, lineage: str, table: str) -> Mapping[str, str]:

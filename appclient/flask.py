@@ -19,7 +19,7 @@ _NAME: Final = "freshness"
 
 
 class Freshness:
-    """The extension. Its settings are in ``app.config``:
+    """The extension. ``app``: may be given later, to `init_app`. Its settings are in ``app.config``:
 
     ``FRESHNESS_CONFIG``: the path of the file, ``freshness.toml`` by default.
     ``FRESHNESS_OPTIONS``: further arguments of `Cache.open`.
@@ -33,7 +33,7 @@ class Freshness:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Open the cache. Raises as `Cache.open`, and `ConfigError` if the application has no secret key."""
+        """Open the cache of ``app``. Raises as `Cache.open`, and `ConfigError` if it has no secret key."""
         if not app.secret_key:
             raise ConfigError("the application has no secret key", hint="set SECRET_KEY: commit tokens are signed")
         self.cache = Cache.open(

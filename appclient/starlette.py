@@ -34,9 +34,10 @@ Reads = TypeVar("Reads", AsyncRequestReads, RequestReads)
 def cache_lifespan(
     path: str | PathLike[str] = "freshness.toml", *, in_threads: bool = False, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
-    """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end. ``in_threads``: a
-    `Cache`, for endpoints that are ordinary functions. ``options``: arguments of `Cache.open`. An application with a
-    lifespan of its own enters this one inside, and adds what it yields to its own state."""
+    """For ``lifespan=`` of an application: opens an `AsyncCache`, and closes it at the end. ``path``: name of the
+    file. ``in_threads``: a `Cache`, for endpoints that are ordinary functions. ``options``: arguments of
+    `Cache.open`. An application with a lifespan of its own enters this one inside, and adds what it yields to its own
+    state."""
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[Mapping[str, Any]]:
@@ -56,7 +57,7 @@ def cache_lifespan(
 class ReadYourWrites:
     """Middleware: the reads of a request have the commits of its client's earlier ones. The commits of an endpoint
     are in the cookie and in the header of its response. A response that is streamed has the commits from before its
-    first byte."""
+    first byte. ``app``: the next one inside. ``cookie``: how the commits are sent."""
 
     def __init__(self, app: ASGIApp, *, cookie: TokenCookie) -> None:
         self.app, self.cookie = app, cookie
@@ -100,13 +101,14 @@ class ReadYourWrites:
 
 
 async def request_reads(connection: HTTPConnection) -> AsyncRequestReads:
-    """A dependency of FastAPI, ``Depends(request_reads)``, or a function of a request: its reads. A coroutine,
-    because FastAPI sends a plain function to a thread for each request."""
+    """The reads of a request: a dependency of FastAPI, ``Depends(request_reads)``, or a function of the request or
+    websocket ``connection``. A coroutine, because FastAPI sends a plain function to a thread for each request. Raises
+    `ConfigError` without the middleware, and for a cache that was opened ``in_threads``."""
     return _find(connection, AsyncRequestReads)
 
 
 def thread_reads(connection: HTTPConnection) -> RequestReads:
-    """The same for a cache that was opened ``in_threads``: a plain function."""
+    """As `request_reads`, for a cache that was opened ``in_threads``: a plain function."""
     return _find(connection, RequestReads)
 
 

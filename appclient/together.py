@@ -34,7 +34,9 @@ class View:
         return dict(zip(wanted, self.get_all([(object_name, key) for key in wanted], explain=explain), strict=True))
 
     def get_all(self, wanted: Wanted, *, explain: bool = False) -> list[Any]:
-        """The values of ``[(object name, key), …]``, in this order, with one request per node for the hits."""
+        """The values of ``wanted``, ``[(object name, key), …]``, in this order, with one request per node for the
+        hits. ``explain``: see `Cache.get`. Raises `ConfigError` if the view is read by somebody else at this
+        moment."""
         if not self._reading.acquire(blocking=False):
             raise ConfigError(
                 "a view of cache.together is read twice at the same time",

@@ -123,8 +123,9 @@ class LoaderConnection:
         return cls(*(connection for part in parts for connection in part._connections), network=network)
 
     def query(self, sql: str, params: Params = None) -> list[Row]:
-        """All rows of one SELECT; on several shards, the rows of all, shard by shard. Raises `SourceUnsuitable` for a
-        statement that does not only read, `ConfigError` after the loader's end or an interruption."""
+        """All rows of ``sql``, one SELECT; on several shards, the rows of all, shard by shard. ``params``: values for
+        its placeholders. Raises `SourceUnsuitable` for a statement that does not only read, `ConfigError` after the
+        loader's end or an interruption."""
         require_read(sql)
         with self._turn():
             self.is_in_step = False
@@ -188,7 +189,7 @@ class LoaderConnection:
             self.is_in_step = False
 
     def query_one(self, sql: str, params: Params = None) -> Row | None:
-        """The only row, or None. More than one raises `ValueError`."""
+        """The only row, or None, as by `query`. More than one raises `ValueError`."""
         rows = self.query(sql, params)
         if len(rows) > 1:
             raise ValueError(f"{len(rows)} rows where at most one was expected: {sql}")

@@ -66,8 +66,10 @@ class Database:
         compare_event_token: EventToken | str | None = None,
         at_least: AtLeast = None,
     ) -> QueryResult:
-        """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
+        """The rows of ``sql``, one SELECT, from a replica. Never cached; the options say how fresh the rows are.
 
+        ``params``: values for its placeholders. ``include_event_token``: the result has a token that says how fresh
+        its rows are. ``compare_event_token``: the result says whether its rows contain all that this token names.
         ``shard``: the name of the shard; it may be left out if there is one. ``at_least``: the rows have these
         commits, see `commit_token`; the read goes to a replica that has them, or to the primary.
 

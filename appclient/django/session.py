@@ -159,8 +159,8 @@ def note_statement(execute: Callable[..., Any], sql: Any, params: Any, many: boo
 
 
 def wrote(using: str = "default") -> None:
-    """Tell that the connection has written where Django does not see it: by ``callproc``, by a function that a SELECT
-    calls, or on the driver's own connection."""
+    """Tell that the database ``using`` has written where Django does not see it: by ``callproc``, by a function that
+    a SELECT calls, or on the driver's own connection."""
     _note(connections[using])
 
 

@@ -45,15 +45,16 @@ class CachedSelect:
         event.listen(self._sessions, "do_orm_execute", self._record)
 
     def get(self, session: Session, *key: Any) -> Any:
-        """The only instance, or None. With an ``AsyncSession``: ``await session.run_sync(x.get, key)``. Raises
-        ``MultipleResultsFound`` for several."""
+        """The only instance, or None, as by `all`. With an ``AsyncSession``: ``await session.run_sync(x.get, key)``.
+        Raises ``MultipleResultsFound`` for several."""
         found = self.all(session, *key)
         if len(found) > 1:
             raise MultipleResultsFound(f"{len(found)} rows were found where one was required")
         return found[0] if found else None
 
     def all(self, session: Session, *key: Any) -> list[Any]:
-        """The instances, or whatever the first column of the SELECT is."""
+        """The instances, or whatever the first column of the SELECT is. ``session``: the session that has them.
+        ``key``: a value for each column."""
         statement = self._function(*key)
         state = SessionState.of(session)
         served = self._find_answer(session, self.name, key, statement)

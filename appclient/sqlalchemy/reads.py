@@ -174,7 +174,7 @@ class CachedReads:
     def select(self, object_name: str) -> Callable[[Callable[..., Select[Any]]], CachedSelect]:
         """Decorator: the function makes the SELECT, with loader options for its relationships, from which a composite
         object is built by its key. It reads only what a loader may read, see `Cache.loader`. Raises `ConfigError` for
-        an object that is not a composite, or if the sessions are not bound to an engine."""
+        an ``object_name`` that is not a composite, or if the sessions are not bound to an engine."""
         site = None if self._engine is None else self._site(self._engine)
         if site is None:
             raise ConfigError("the sessions have no engine", hint="expected sessionmaker(engine)")
@@ -187,8 +187,8 @@ class CachedReads:
         return register
 
     def commit_token(self, session: Session | AsyncSession | scoped_session[Any]) -> CommitToken | None:
-        """The commits of the session and those that were asked of it; None for neither. Raises `SourceUnavailable` if
-        the session has commits that no token has."""
+        """The commits of the ``session`` and those that were asked of it; None for neither. Raises
+        `SourceUnavailable` if the session has commits that no token has."""
         state = SessionState.of(sync_session(session))
         if state.is_blind:
             raise SourceUnavailable(
@@ -197,7 +197,8 @@ class CachedReads:
         return state.token
 
     def demand(self, session: Session | AsyncSession | scoped_session[Any], at_least: AtLeast | None) -> None:
-        """Later reads of the session have these commits, if any. Raises `FormatError` for a text that is none."""
+        """Later reads of the ``session`` have the commits of ``at_least``, if any. Raises `FormatError` for a text
+        that is none."""
         token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
         SessionState.of(sync_session(session)).add(token)
 

@@ -51,9 +51,9 @@ _CURRENT: Final[ContextVar[_Begun | None]] = ContextVar("freshness_span", defaul
 
 
 class OpenTelemetry:
-    """Metrics and spans of one cache or several, for ``telemetry=`` of `Cache.open`. The providers are the global
-    ones by default; a no-op provider leaves out its half. ``shows_keys``: spans have the keys that were read, and the
-    messages of errors."""
+    """Metrics and spans of one cache or several, for ``telemetry=`` of `Cache.open`. ``meter_provider`` and
+    ``tracer_provider``: the global ones by default; a no-op provider leaves out its half. ``shows_keys``: spans have
+    the keys that were read, and the messages of errors."""
 
     def __init__(
         self,

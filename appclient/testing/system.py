@@ -129,7 +129,7 @@ class FakeSystem:
         return FakeAsyncConnection(self.primary.connect())
 
     def execute(self, sql: str, parameters: Any = None) -> list[dict[str, Any]]:
-        """One statement on the primary, committed. The rows of a SELECT."""
+        """The rows of ``sql``, one statement on the primary, committed. ``parameters``: values for it."""
         with self.connect() as connection:
             cursor = connection.cursor(pymysql.cursors.DictCursor)
             cursor.execute(sql, parameters)
@@ -157,34 +157,34 @@ class FakeSystem:
             self.sleep(2 * STEP_SECONDS)
 
     def evict(self, object_name: str, key: Any) -> None:
-        """A node drops an entry."""
+        """A node drops the entry of ``key`` of ``object_name``."""
         lookup = self.cache.lookups.find(object_name, key)
         self.stores[lookup.node].evict(lookup.item)
 
     def evict_stripe(self, object_name: str, key: Any) -> None:
-        """A node drops the stripe of a key, the memory of its changes."""
+        """A node drops the stripe of ``key`` of ``object_name``, the memory of its changes."""
         lookup = self.cache.lookups.find(object_name, key)
         number = stripe_number(lookup.item, self.config.cache.stripes)
         self.stores[lookup.node].evict(stripe_key(self.config.cache.namespace, self._shard.lineage, number))
 
     def restart_node(self, node: str | None = None) -> None:
-        """A node, or all, restart empty."""
+        """The ``node`` at this address, or all, restart empty."""
         for store in self._stores(node):
             store.restart()
 
     def cut_node(self, node: str | None = None) -> None:
-        """A node, or all, answer nobody until `mend_node`."""
+        """The ``node`` at this address, or all, answer nobody until `mend_node`."""
         for store in self._stores(node):
             store.down = True
 
     def mend_node(self, node: str | None = None) -> None:
-        """A node, or all, answer again, with the items that they had."""
+        """The ``node`` at this address, or all, answer again, with the items that they had."""
         for store in self._stores(node):
             store.down = False
         self._go_on()
 
     def sleep(self, seconds: float) -> None:
-        """Time goes on: for leases, time-outs and ages."""
+        """Time goes on by ``seconds``, for leases, time-outs and ages."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + STEP_SECONDS)

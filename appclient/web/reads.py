@@ -33,9 +33,10 @@ _ETAG_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TokenCookie:
-    """How a commit token is sent. ``secrets``: the first one signs, each of them is believed, so that a secret can be
-    replaced. ``seconds``: how long a client reads its own commits; it is to be above the lag of the replicas.
-    ``secure``: the cookie is sent over HTTPS alone. Raises `ConfigError` without a secret.
+    """How a commit token is sent, in the cookie ``name`` and the ``header``. ``secrets``: the first one signs, each
+    of them is believed, so that a secret can be replaced. ``seconds``: how long a client reads its own commits; it is
+    to be above the lag of the replicas. ``secure``: the cookie is sent over HTTPS alone. Raises `ConfigError` without
+    a secret.
     """
 
     secrets: Sequence[str | bytes]
@@ -49,7 +50,8 @@ class TokenCookie:
             raise ConfigError("a token's cookie has no secret", hint="expected secrets=[the application's secret]")
 
     def parse(self, *texts: str | None) -> CommitToken | None:
-        """The commits of all texts together. One that was forged, cut or signed too long ago counts as none."""
+        """The commits of all ``texts`` together, None for none. A text that was forged, cut or signed too long ago
+        counts as none."""
         found: CommitToken | None = None
         for text in filter(None, texts):
             token = self._parse(text)
@@ -58,7 +60,8 @@ class TokenCookie:
         return found
 
     def format(self, token: CommitToken) -> str | None:
-        """The text for the client. One that does not fit a cookie is logged, and nothing is sent."""
+        """The text of ``token`` for the client, or None: one that does not fit a cookie is logged, and nothing is
+        sent."""
         try:
             return sign_commit_token(token, _derive(self.secrets[0]))
         except FormatError as error:
@@ -99,13 +102,14 @@ class _Tokens:
     is_new: bool = False
 
     def add(self, token: CommitToken | None) -> None:
-        """Reads from now on have these commits, too."""
+        """Reads from now on have the commits of ``token``, too."""
         if token is not None:
             self.token = token if self.token is None else self.token.union(token)
             self.is_new = True
 
     def demand(self, at_least: AtLeast) -> AtLeast:
-        """The commits of this client and those of one read. Raises `FormatError` for a text that does not parse."""
+        """The commits of this client and those of ``at_least``, of one read. Raises `FormatError` for a text that
+        does not parse."""
         if at_least is None or self.token is None:
             return self.token if at_least is None else at_least
         return self.token.union(CommitToken.parse(at_least) if isinstance(at_least, str) else at_least)
@@ -119,13 +123,13 @@ class _Reads(_Tokens, Generic[Opened]):
         self.cache: Opened = cache
 
     def get(self, object_name: str, key: Any, *, at_least: AtLeast = None, **options: Any) -> Any:
-        """See `get` of the cache, whose answer it is. The value has the commits of this client."""
+        """See `Cache.get`, whose answer it is. The value has the commits of this client."""
         return self.cache.get(object_name, key, at_least=self.demand(at_least), **options)
 
     def get_many(
         self, object_name: str, keys: Iterable[Hashable], *, at_least: AtLeast = None, **options: Any
     ) -> Any:
-        """See `get_many` of the cache, whose answer it is. The values have the commits of this client."""
+        """See `Cache.get_many`, whose answer it is. The values have the commits of this client."""
         return self.cache.get_many(object_name, keys, at_least=self.demand(at_least), **options)
 
 
@@ -137,7 +141,8 @@ class RequestReads(_Reads[Cache]):
         return TypedObject(self, self.cache.of(object_name, model).name, model)
 
     def committed(self, connection: Any, *, keyspace: str | None = None, shard: str | None = None) -> None:
-        """The connection has committed. The arguments and the errors are those of `Database.commit_token`."""
+        """The connection has committed. ``keyspace``: see `Cache.database`. The arguments and the errors are those of
+        `Database.commit_token`."""
         self.add(self.cache.database(keyspace).commit_token(connection, shard=shard))
 
 
@@ -149,15 +154,15 @@ class AsyncRequestReads(_Reads["AsyncCache"]):
         return AsyncTypedObject(self, self.cache.of(object_name, model).name, model)
 
     async def committed(self, connection: Any, *, keyspace: str | None = None, shard: str | None = None) -> None:
-        """Tell that the connection, of asyncmy or aiomysql, has committed. The arguments and the errors are those of
-        `Database.commit_token`."""
+        """The connection, of asyncmy or aiomysql, has committed. The arguments and the errors are those of
+        `RequestReads.committed`."""
         database = self.cache.database(keyspace)
         gtids = await ask_committed(connection, database.gtid_flavor)
         self.add(await database.commit_token_of(gtids, shard=shard))
 
 
 def find_etag(value: Any) -> str:
-    """A strong entity tag of a value that was read. A response with the same tag would have the same value. It is
+    """A strong entity tag of a ``value`` that was read. A response with the same tag would have the same value. It is
     made of the value itself. So ``304 Not Modified`` says no more than the read behind it, which is as fresh as that
     of a whole response. Raises `FormatError` for a value that cannot be cached."""
     return f'"{hashlib.blake2b(encode_value(value), digest_size=_ETAG_BYTES).hexdigest()}"'

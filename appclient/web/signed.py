@@ -24,8 +24,9 @@ _PURPOSE: Final = b"freshness commit token 1\0"
 
 
 def sign_commit_token(token: CommitToken, secret: bytes, *, clock: Callable[[], float] = time.time) -> str:
-    """The token as a text for a cookie or a header: itself, the time, and a signature (HMAC-SHA256). ``clock``:
-    seconds since 1970. Raises `ConfigError` for a short secret, `FormatError` above 3,800 bytes."""
+    """The ``token`` as a text for a cookie or a header: itself, the time, and a signature (HMAC-SHA256). ``secret``:
+    at least 16 bytes. ``clock``: seconds since 1970. Raises `ConfigError` for a short secret, `FormatError` above
+    3,800 bytes."""
     body = f"{token.format()}.{int(clock())}"
     text = f"{body}.{_signature(body, secret)}"
     if len(text) > SIGNED_BYTES_MAX:
@@ -39,8 +40,9 @@ def sign_commit_token(token: CommitToken, secret: bytes, *, clock: Callable[[], 
 def parse_signed_commit_token(
     text: str, secret: bytes, *, age_seconds_max: float, clock: Callable[[], float] = time.time
 ) -> CommitToken:
-    """Read what `sign_commit_token` wrote with the same secret, no longer ago than that. Raises `ConfigError` for a
-    short secret, and `FormatError` for anything else: forged, cut, or expired."""
+    """The token in a ``text`` of `sign_commit_token`. ``secret``, ``clock``: the same. ``age_seconds_max``: the age
+    of the oldest signature that is believed, in seconds. Raises `ConfigError` for a short secret, and `FormatError`
+    for anything else: forged, cut, or expired."""
     body, _, signature = text.strip().rpartition(".")
     if not hmac.compare_digest(_bytes(signature), _bytes(_signature(body, secret))):
         raise FormatError(

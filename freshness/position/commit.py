@@ -35,7 +35,7 @@ class CommitToken:
 
     @classmethod
     def of(cls, tokens: Iterable[EventToken]) -> CommitToken:
-        """The commits of all these tokens, in any order. Raises as `union`."""
+        """The commits of all ``tokens``, in any order. Raises as `union`."""
         by_lineage: dict[str, EventToken] = {}
         for token in tokens:
             known = by_lineage.get(token.lineage)
@@ -43,8 +43,9 @@ class CommitToken:
         return cls(tuple(by_lineage[name] for name in sorted(by_lineage)))
 
     def union(self, other: CommitToken) -> CommitToken:
-        """The commits of both. If a lineage has two epochs the lower one stays. Nothing of the present epoch compares
-        with it, so reads go to the primary. Raises `FlavorMismatch` if one lineage has positions of two flavors."""
+        """The commits of this one and of ``other``. If a lineage has two epochs the lower one stays. Nothing of the
+        present epoch compares with it, so reads go to the primary. Raises `FlavorMismatch` if one lineage has
+        positions of two flavors."""
         return CommitToken.of((*self.tokens, *other.tokens))
 
     def format(self) -> str:
@@ -57,7 +58,7 @@ class CommitToken:
 
     @classmethod
     def parse(cls, text: str) -> CommitToken:
-        """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
+        """The token in a ``text`` of `format`, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
         data = from_text(TEXT_PREFIX, text, "commit token")
         tokens, at = [], 0

@@ -66,7 +66,7 @@ class EventToken:
 
     @classmethod
     def decode(cls, data: bytes) -> EventToken:
-        """Read what `encode` wrote. Raises `FormatError` for anything else."""
+        """The token in ``data`` of `encode`. Raises `FormatError` for anything else."""
         require_size(len(data))
         reader = ByteReader(data, "event token")
         version = reader.read_byte()
@@ -85,7 +85,7 @@ class EventToken:
 
     @classmethod
     def parse(cls, text: str) -> EventToken:
-        """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
+        """The token in a ``text`` of `format`, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
         token = cls.decode(from_text(TEXT_PREFIX, text, "event token"))
         if token.format() != text:

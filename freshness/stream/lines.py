@@ -111,13 +111,13 @@ _DECODER: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 
 
 def encode_line(line: Line) -> bytes:
-    """With the newline at its end."""
+    """The bytes of ``line``, with the newline at its end."""
     return _ENCODER.encode(line) + b"\n"
 
 
 def decode_line(data: bytes) -> Line:
-    """The inverse of `encode_line`. Unknown keys are skipped. Raises `FormatError` for an unknown event, a missing
-    key, a value of another type, and bytes that are not JSON."""
+    """The line in ``data`` of `encode_line`. Unknown keys are skipped. Raises `FormatError` for an unknown event, a
+    missing key, a value of another type, and bytes that are not JSON."""
     try:
         return _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

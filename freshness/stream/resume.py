@@ -107,7 +107,7 @@ class ResumeVector:
 
     @classmethod
     def parse(cls, text: str) -> ResumeVector:
-        """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
+        """The vector in a ``text`` of `format`, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
         is_refresh = text.startswith(REFRESH_PREFIX)
         prefix = REFRESH_PREFIX if is_refresh else TEXT_PREFIX

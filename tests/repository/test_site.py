@@ -11,7 +11,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 
-from docs.site import unlink_outside
+from docs.site import PUBLIC, PUBLIC_WITHIN_DJANGO, unlink_outside
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_page_is_there(site: Path) -> None:
     written = {path.relative_to(CHECKOUT / "docs").with_suffix(".html") for path in CHECKOUT.glob("docs/**/*.md")}
     made = {path.relative_to(site) for path in site.rglob("*.html")}
-    assert written == made - {Path("404.html")}
+    assert written | {Path("reference.html")} == made - {Path("404.html")}
+
+
+def test_the_reference_has_each_public_name(site: Path) -> None:
+    page = (site / "reference.html").read_text()
+    for module, names in (PUBLIC | PUBLIC_WITHIN_DJANGO).items():
+        for name in names:
+            assert f'id="{module}.{name}"' in page
+    assert "an <code>Explanation</code>" in page, "docstrings are Markdown"
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:

@@ -49,7 +49,7 @@ class Node:
 def reader_of(
     kind: type[DeletingCache], node: Node, monkeypatch: pytest.MonkeyPatch, *, during: Callable[[], object]
 ) -> DeletingCache:
-    """One whose replica shows the old row. ``during``: what happens while it is read."""
+    """One whose replica shows the old row. ``during``: called while it is read."""
 
     def read_rows(_: DeletingCache, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Any]:
         during()
