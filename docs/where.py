@@ -28,7 +28,7 @@ PLACES: Final = (
     Place("semi-synchronous", "`AFTER_SYNC`, for `lossless_failover`", ("semi-synchronous replication",)),
     Place(
         "Group Replication",
-        "`super_read_only` in each member's file, since one that has not joined is writable; several primaries are {}",
+        "`super_read_only` in each member's file, else one can be written before it joins; several primaries are {}",
         ("Group Replication",),
         (Rule.SEVERAL_WRITERS,),
     ),
