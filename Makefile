@@ -159,10 +159,12 @@ OLDER = servers/test_servers.py stream/test_update_stream.py stream/test_merged_
 	invalidator/test_fill_from_log.py invalidator/test_replica_choice.py invalidator/test_checkup.py \
 	invalidator/test_binlog.py::test_a_number_behind_a_year_is_right_or_raises_its_table
 .PHONY: older
-older: setup ## before a release: some of them on MySQL 8.0.15, of before replication was renamed, which is got first; needs Maven
+older: setup ## before a release: some of them on MySQL 8.0.15, of before replication was renamed, and MariaDB 11.4; needs Maven
 	@$(PROVISION) older
 	@$(PYTEST) --older -n $(WORKERS) -m "not slow and not vitess and not kafka" \
 		-k "mysql and not mariadb" $(addprefix integration/,$(OLDER)) $(ARGS)
+	@$(PYTEST) --older -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
+		$(addprefix integration/,$(OLDER)) integration/demo/test_demo.py $(ARGS)
 
 ##@ Proofs and figures, documentation, releases
 

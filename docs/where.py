@@ -14,7 +14,7 @@ VERBS: Final = {"error": "refused", "warning": "warned of", "note": "noted"}
 
 
 class Place(NamedTuple):
-    """``words``: needs, reasons. ``tested``: names in tested-on.json. ``rules``: those that concern it."""
+    """``words``: needs and reasons, with a {} for each of ``rules``. ``tested``: names in tested-on.json."""
 
     name: str
     words: str
@@ -23,37 +23,37 @@ class Place(NamedTuple):
 
 
 PLACES: Final = (
-    Place("MariaDB", "10.5 or later; a log in InnoDB (12.3)", ("MariaDB",), (Rule.LOG_IN_ENGINE,)),
-    Place("MySQL", "8.0.14 or later; 8.4 was not to be had", ("MySQL",), (Rule.UNTESTED,)),
+    Place("MariaDB", "10.5 or later; a log in InnoDB (12.3) is {}", ("MariaDB",), (Rule.LOG_IN_ENGINE,)),
+    Place("MySQL", "8.0.14 or later; other versions are {}; 8.4 was not to be had", ("MySQL",), (Rule.UNTESTED,)),
     Place("semi-synchronous", "`AFTER_SYNC`, for `lossless_failover`", ("semi-synchronous replication",)),
     Place(
         "Group Replication",
-        "`super_read_only` in each member's file, since one that has not joined is writable; several primaries",
+        "`super_read_only` in each member's file, else one can be written before it joins; several primaries are {}",
         ("Group Replication",),
         (Rule.SEVERAL_WRITERS,),
     ),
-    Place("Galera", "a commit of another node is in no position of this one", (), (Rule.SEVERAL_WRITERS,)),
+    Place("Galera", "{}: a commit of another node is in no position of this one", (), (Rule.SEVERAL_WRITERS,)),
     Place(
         "HAProxy, TCP",
-        "leads to one primary, and ends connections to the previous one; before several servers",
+        "leads to one primary, and ends connections to the previous one; else it is {}; before replicas it is {}",
         ("HAProxy",),
         (Rule.PRIMARY_SPREAD, Rule.SEVERAL_ADDRESSES),
     ),
     Place("Vitess", "[vitess](vitess.md)", ("Vitess",)),
     Place(
         "Aurora's readers",
-        "`gtid_executed` stands still, and nobody could test a substitute in the heartbeats",
+        "{}: `gtid_executed` stands still, and all GTIDs in each heartbeat, in its place, could not be tested",
         (),
         (Rule.AURORA_READER,),
     ),
     Place("memcached", "1.6.13 or later, with CAS, without a proxy or `-e`", ("memcached",)),
-    Place("Redis, Valkey", "Sentinel is not asked: name the primary", ("Redis", "Valkey"), (Rule.REDIS_REPLICA,)),
-    Place("Redis Cluster", "members refuse the keys of others", (), (Rule.REDIS_CLUSTER,)),
+    Place("Redis, Valkey", "Sentinel is not asked; a replica is {}", ("Redis", "Valkey"), (Rule.REDIS_REPLICA,)),
+    Place("Redis Cluster", "{}: members refuse the keys of others", (), (Rule.REDIS_CLUSTER,)),
     Place("Kafka", "", ("Kafka",)),
     Place("Spark", "Java 17", ("Spark",)),
     Place(
         "drivers",
-        "asyncmy 0.2.12, aiomysql 0.3.2 or later; mysqlclient could not be installed",
+        "asyncmy 0.2.12, aiomysql 0.3.2 or later; mysqlclient was not tested",
         ("PyMySQL", "mysql-connector-python", "asyncmy", "aiomysql"),
     ),
 )
@@ -68,5 +68,5 @@ def rows() -> Iterator[tuple[str, str, str]]:
             for name in place.tested
             for version, run in counted.get(name, {}).items()
         )
-        rules = (f"{VERBS[rule.severity]}: `{rule.slug}`" for rule in place.rules)
-        yield place.name, ", ".join(verified) or "–", "; ".join(filter(None, (place.words, *rules)))
+        rules = (f"{VERBS[rule.severity]} (`{rule.slug}`)" for rule in place.rules)
+        yield place.name, ", ".join(verified) or "–", place.words.format(*rules)

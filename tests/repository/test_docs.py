@@ -6,6 +6,7 @@ Snippets are carried out on real servers by ``integration/demo/test_quickstart.p
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
 from collections import defaultdict
@@ -18,6 +19,7 @@ import pytest
 import typer
 import yaml
 
+from docs import where
 from docs.generate import TABLES, describe_client_metrics, render
 from freshness import errors
 from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk
@@ -36,6 +38,7 @@ from invalidator.probe.metrics import ProbeMetrics
 from invalidator.probe.tally import ProbeTally
 from invalidator.process.app import Invalidator
 from invalidator.process.metrics import Metrics
+from invalidator.rules.primary import TESTED
 from spark.sink.metrics import SinkMetrics
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -221,6 +224,15 @@ def test_the_schema_takes_the_configurations_of_the_deployments() -> None:
 def test_every_table_is_in_one_page() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
     assert sorted(re.findall(r"<!-- generated: ([a-z]+) -->", text)) == sorted(TABLES)
+
+
+def test_where_it_runs_has_all_that_was_tested() -> None:
+    counted = json.loads(where.TESTED.read_text())
+    assert {name for place in where.PLACES for name in place.tested} >= set(counted)
+    for product, flavor in (("MariaDB", "mariadb"), ("MySQL", "mysql")):
+        versions = {tuple(map(int, version.split("."))) for version in counted[product]}
+        assert all(any(version[: len(each)] == each for version in versions) for each in TESTED[flavor])
+        assert all(any(version[: len(each)] == each for each in TESTED[flavor]) for version in versions)
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
