@@ -149,8 +149,8 @@ class Checkup:
             self.findings += found
             if shard.vtgate is not None:
                 return  # it does not prepare statements, and chooses the tablets that are read
-            if any(each.rule is Rule.FLAVOR for each in found):
-                return  # it would not understand the rest
+            if any(each.rule in (Rule.FLAVOR, Rule.SEVERAL_WRITERS) for each in found):
+                return  # it would not understand the rest, or the rest does not fit it
             head = executed_position(connection, flavor)
             self._primaries[shard.lineage] = server_identity(connection, flavor)
         if shard.serving and not select_errors(found):

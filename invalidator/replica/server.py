@@ -13,6 +13,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import require_no_cluster
 from freshness.database.connection import Connection, connected, read_rows, replicated_position, server_identity
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
@@ -150,6 +151,7 @@ def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> S
     """Look at a server on a short connection of its own; ``timeout_seconds`` bounds each answer. Raises
     `SourceUnavailable` or `SourceUnsuitable`."""
     with connected(address, "looking at its state", timeout_seconds=timeout_seconds) as connection:
+        require_no_cluster(connection, address)
         return read_state(connection, flavor)
 
 
