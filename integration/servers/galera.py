@@ -1,8 +1,12 @@
-"""Private MariaDB servers as one cluster of Galera."""
+"""Private MariaDB servers as one cluster of Galera.
+
+Debian's mariadb-server depends on all that it takes: galera-4, and rsync and lsof for state transfers.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,9 +14,10 @@ from typing import Final
 
 import pymysql
 
+from freshness.position import parse_position
 from integration.servers.database import SCHEMA
 from integration.servers.mariadb import MariadbServer
-from integration.servers.process import find_free_port
+from integration.servers.process import POLL_SECONDS, find_free_port
 
 DOMAIN: Final = 7
 """Of all commits of the cluster, whichever node took them."""
@@ -71,6 +76,13 @@ class GaleraNode(MariadbServer):
         except pymysql.Error:  # it refuses statements while it joins
             return False
 
+    def _wait_executed(self, position: str, timeout_seconds: float) -> bool:
+        """What it has in its log; `MASTER_GTID_WAIT` waits for replication alone."""
+        wanted, deadline = parse_position("mariadb", position), time.monotonic() + timeout_seconds
+        while not parse_position("mariadb", self.executed()).contains(wanted) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return time.monotonic() < deadline
+
     def status(self, name: str) -> str:
         return "".join(str(value) for _, value in self.execute("SHOW GLOBAL STATUS LIKE %s", name))
 
@@ -79,16 +91,32 @@ class GaleraNode(MariadbServer):
 class GaleraCluster:
     nodes: list[GaleraNode]
 
+    def make_primary(self, primary: GaleraNode) -> None:
+        """The others are read-only, as all nodes are when they start."""
+        for each in self.nodes:
+            if each is not primary:
+                each.set_read_only(1)
+        primary.set_read_only(0)
+        self.nodes.sort(key=lambda each: each is not primary)
+
 
 @contextmanager
-def galera_of_three(*options: str) -> Iterator[GaleraCluster]:
+def galera_of_three() -> Iterator[GaleraCluster]:
+    """The first node is the primary, with the empty schema ``shop``."""
+    options = "--read-only=1", "--wsrep-slave-threads=4"
     nodes = [GaleraNode(local_domain=10 + number, options=options) for number in range(3)]
     with ExitStack() as stack:
         for number, each in enumerate(nodes):
             stack.callback(each.stop)
             each.join(nodes[:number])
             each.start()
-        nodes[0].execute(f"CREATE DATABASE {SCHEMA}")
+        cluster = GaleraCluster(nodes)
+        with nodes[0].connect(user="root") as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {SCHEMA}")
+            # Else app, as whom heartbeats are written, is above read_only.
+            cursor.execute("REVOKE READ_ONLY ADMIN ON *.* FROM app@'%'")
+        cluster.make_primary(nodes[0])
         for each in nodes:
             each.join([other for other in nodes if other is not each])
-        yield GaleraCluster(nodes)
+            each.wait_caught_up(nodes[0])
+        yield cluster
