@@ -32,7 +32,7 @@ PLACES: Final = (
         ("Group Replication",),
         (Rule.SEVERAL_WRITERS,),
     ),
-    Place("Galera", "{}: a commit of another node is in no position of this one", (), (Rule.SEVERAL_WRITERS,)),
+    Place("Galera", "[one writable node](#changing-it); anything else is {}", ("Galera",), (Rule.SEVERAL_WRITERS,)),
     Place(
         "HAProxy, TCP",
         "leads to one primary, and ends connections to the previous one; else it is {}; before replicas it is {}",

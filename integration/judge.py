@@ -9,11 +9,14 @@ of nodes: as soon as the progress of a node contains the position after write n,
 from __future__ import annotations
 
 import random
+import threading
 import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from appclient import Cache, NodeUnavailable, ReadOutcome
@@ -23,6 +26,8 @@ from freshness.database.connection import Connection, executed_position
 from freshness.nodes.open import open_node
 from freshness.position import Position
 from integration.harness import System, repeating, wait_until
+from integration.servers import DatabaseServer, Memcached, Pair
+from integration.servers.program import InvalidatorProcess
 
 WRITE_SECONDS: Final = 0.02
 WATCH_SECONDS: Final = 0.01
@@ -131,3 +136,42 @@ def judged_client(system: System, judge: Judge) -> Iterator[Cache]:
         repeating(lambda: judge.read_together(cache)),
     ):
         yield cache
+
+
+@dataclass
+class Writer:
+    """Writes for a judge to the server that is the primary now. None: nothing is written, and no commit is under
+    way."""
+
+    judge: Judge
+    primary: DatabaseServer | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def write(self) -> None:
+        with self.lock:
+            if self.primary is not None:
+                with self.primary.connect("shop") as connection:
+                    self.judge.write(connection)
+
+    def move(self, primary: DatabaseServer | None) -> None:
+        with self.lock:
+            self.primary = primary
+
+
+@contextmanager
+def judged_moves(
+    primary: DatabaseServer, replica: DatabaseServer, node: Memcached, path: Path, keys: Sequence[int]
+) -> Iterator[tuple[System, Judge, Writer]]:
+    """A system under writes, which can move to another server, and judged reads until the end."""
+    with ExitStack() as stack:
+        invalidator = stack.enter_context(InvalidatorProcess(path))
+        system = System(Pair(primary, replica), [node], path, invalidator)
+        judge = Judge(system, [node.address], keys)
+        writer = Writer(judge, primary)
+        stack.enter_context(repeating(writer.write))
+        stack.enter_context(repeating(judge.watch))
+        stack.enter_context(judged_client(system, judge))
+        judge.wait_writes(20)
+        judge.wait_judged(20)
+        yield system, judge, writer
+        judge.check()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from integration.servers import Pair, ServerProcess
+from integration.servers.galera import GaleraCluster
 from integration.servers.group import Group
 from integration.servers.process import ready_servers
 
@@ -76,6 +77,8 @@ def servers_of(values: Any) -> Iterator[tuple[str, str]]:
             yield "Spark", value.version
         if isinstance(value, Group):
             yield "Group Replication", f"MySQL {value.members[0].version}"
+        if isinstance(value, GaleraCluster):
+            yield "Galera", f"MariaDB {value.nodes[0].version}"
         servers = (value.primary, value.replica) if isinstance(value, Pair) else (value,)
         yield from ((one.product, one.version) for one in servers if isinstance(one, ServerProcess) and one.version)
 

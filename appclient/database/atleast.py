@@ -26,7 +26,11 @@ AtLeast: TypeAlias = CommitToken | str | None
 WAIT_SHARE: Final = 0.8
 """A replica waits no longer than this share of a statement's own bound, which would end the wait with an error."""
 
-_WAITS: Final = {"mysql": "WAIT_FOR_EXECUTED_GTID_SET", "mariadb": "MASTER_GTID_WAIT"}
+_WAITS: Final = {
+    "mysql": "WAIT_FOR_EXECUTED_GTID_SET(%s, {seconds:.3f})",
+    # In vain on a server that follows nobody, as a node of Galera
+    "mariadb": "CASE WHEN @@global.gtid_slave_pos <> '' THEN MASTER_GTID_WAIT(%s, {seconds:.3f}) END",
+}
 
 COMMITTED: Final = "@@global.gtid_current_pos"
 """On MariaDB: what the server has applied as a replica, and what its own sessions have written to its log.
@@ -148,7 +152,7 @@ def is_of_the_past(asked: EventToken, shown: EventToken) -> bool:
 
 def wait_sql(flavor: str, first_column: str, seconds: float) -> str:
     """The statement that waits until a replica has the position that is its only parameter."""
-    return f"SELECT {first_column}, {_WAITS[flavor]}(%s, {seconds:.3f})"
+    return f"SELECT {first_column}, {_WAITS[flavor].format(seconds=seconds)}"
 
 
 def parse_committed(text: object) -> Position:

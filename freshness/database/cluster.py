@@ -1,7 +1,8 @@
 """Clusters of servers that all take writes, and logs in InnoDB. They are refused by name, wherever one is met.
 
 A commit of another server is in no position that this one shows, and comes into its log behind heartbeats that are
-younger: entries come late, and reads with ``at_least`` fail.
+younger: entries come late, and reads with ``at_least`` fail. A cluster of Galera whose nodes give a commit one GTID
+is followed: `PromotionWatch` sees to it that one node alone is writable.
 
 A log in InnoDB (MariaDB 12.3) has no two-phase commit with its tables. All that is known of a position, that a read
 behind it shows its commits, is known of a log of files; of the other nobody has tested it.
@@ -10,19 +11,40 @@ behind it shows its commits, is known of a log of files; of the other nobody has
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from freshness.config.server import ServerAddress
 from freshness.database.connection import Connection, read_rows
 from freshness.errors import SourceUnsuitable
 
-REMEDY = "use a primary with replicas, or Group Replication in single-primary mode"
+REMEDY = "use a primary with replicas, Group Replication in single-primary mode, or Galera as docs/topology.md has it"
 LOG_REMEDY = "start it without binlog_storage_engine"
+
+_COUNTING: Final = ("wsrep_gtid_mode", "log_bin", "log_slave_updates")
+"""Settings by which all nodes of Galera give a commit one GTID."""
+
+_ASKED: Final = (
+    "wsrep_on",
+    *_COUNTING,
+    "group_replication_group_name",
+    "group_replication_single_primary_mode",
+    "binlog_storage_engine",
+)
+
+
+class ClusterRefused(SourceUnsuitable):
+    """A server is in such a cluster."""
+
+
+def is_galera(variables: Mapping[str, str]) -> bool:
+    return variables.get("wsrep_on", "").upper() == "ON"
 
 
 def find_cluster(variables: Mapping[str, str]) -> str:
     """The sign of such a cluster in these global variables, "" for none."""
-    if variables.get("wsrep_on", "").upper() == "ON":
-        return "wsrep_on is ON: it is a node of a Galera cluster"
+    off = [name for name in _COUNTING if variables.get(name, "").upper() != "ON"]
+    if is_galera(variables) and off:
+        return f"{off[0]} is not ON: each node of this Galera cluster counts its commits for itself"
     mode = variables.get("group_replication_single_primary_mode", "").upper()
     if mode == "OFF" and variables.get("group_replication_group_name"):
         return "group_replication_single_primary_mode is OFF: its group has several primaries"
@@ -36,14 +58,11 @@ def find_log_in_engine(variables: Mapping[str, str]) -> str:
 
 
 def require_no_cluster(connection: Connection, address: ServerAddress) -> None:
-    """And no log in InnoDB. Raises `SourceUnsuitable`, and what pymysql raises."""
-    rows = read_rows(
-        connection,
-        "SHOW GLOBAL VARIABLES WHERE Variable_name IN"
-        " ('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode',"
-        " 'binlog_storage_engine')",
-    )
+    """And no log in InnoDB. Raises `ClusterRefused`, `SourceUnsuitable`, and what pymysql raises."""
+    rows = read_rows(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", (_ASKED,))
     variables = {str(name).lower(): str(value) for name, value in rows}
-    for found, remedy in ((find_cluster(variables), REMEDY), (find_log_in_engine(variables), LOG_REMEDY)):
-        if found:
-            raise SourceUnsuitable(f"{address.host}:{address.port}: {found}", hint=remedy)
+    where = f"{address.host}:{address.port}"
+    if found := find_cluster(variables):
+        raise ClusterRefused(f"{where}: {found}", hint=REMEDY)
+    if found := find_log_in_engine(variables):
+        raise SourceUnsuitable(f"{where}: {found}", hint=LOG_REMEDY)

@@ -6,10 +6,8 @@ The tests share one group. Any member can be its primary when one begins.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,19 +17,9 @@ from appclient import Cache
 from freshness.config.server import ServerAddress
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from integration.configuration import write_config
-from integration.harness import (
-    CUSTOMERS_TABLE,
-    PATIENT,
-    STREAM,
-    System,
-    call_cli,
-    repeating,
-    run_cli,
-    wait_for_hits,
-    wait_until,
-)
-from integration.judge import ALL_SHOWN, Judge, judged_client
-from integration.servers import Memcached, MysqlServer, Pair
+from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
+from integration.judge import ALL_SHOWN, Judge, Writer, judged_moves
+from integration.servers import Memcached, MysqlServer
 from integration.servers.group import Group, group_of_three
 from integration.servers.program import InvalidatorProcess
 from invalidator.replica.server import check_start, look_at
@@ -82,43 +70,13 @@ def find_rules(path: Path) -> set[str]:
     return {each["rule"] for each in json.loads(call_cli("check", "-c", path, "--json").stdout)} - private
 
 
-@dataclass
-class Writer:
-    """Writes for a judge to the server that is the primary now. None: nothing is written, and no commit is under
-    way."""
-
-    judge: Judge
-    primary: MysqlServer | None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def write(self) -> None:
-        with self.lock:
-            if self.primary is not None:
-                with self.primary.connect("shop") as connection:
-                    self.judge.write(connection)
-
-    def move(self, primary: MysqlServer | None) -> None:
-        with self.lock:
-            self.primary = primary
-
-
 @contextmanager
 def judged(group: Group, folder: Path, **shard: Any) -> Iterator[tuple[System, Judge, Writer]]:
     """A system on the group, under writes and judged reads until the end."""
-    with ExitStack() as stack:
-        node = stack.enter_context(Memcached())
+    with Memcached() as node:
         path = write(group, folder, node, adopt_promotions=True, **shard)
-        invalidator = stack.enter_context(InvalidatorProcess(path))
-        system = System(Pair(group.members[0], group.members[1]), [node], path, invalidator)
-        judge = Judge(system, [node.address], KEYS)
-        writer = Writer(judge, group.members[0])
-        stack.enter_context(repeating(writer.write))
-        stack.enter_context(repeating(judge.watch))
-        stack.enter_context(judged_client(system, judge))
-        judge.wait_writes(20)
-        judge.wait_judged(20)
-        yield system, judge, writer
-        judge.check()
+        with judged_moves(group.members[0], group.members[1], node, path, KEYS) as moves:
+            yield moves
 
 
 def wait_adopted(system: System, times: int = 1) -> None:

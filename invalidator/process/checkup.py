@@ -11,7 +11,7 @@ from __future__ import annotations
 import resource
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
@@ -25,6 +25,7 @@ from freshness.config.config import Config
 from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import is_galera
 from freshness.database.connection import (
     Connection,
     connect,
@@ -149,8 +150,8 @@ class Checkup:
             self.findings += found
             if shard.vtgate is not None:
                 return  # it does not prepare statements, and chooses the tablets that are read
-            if any(each.rule is Rule.FLAVOR for each in found):
-                return  # it would not understand the rest
+            if any(each.rule in (Rule.FLAVOR, Rule.SEVERAL_WRITERS) for each in found):
+                return  # it would not understand the rest, or the rest does not fit it
             head = executed_position(connection, flavor)
             self._primaries[shard.lineage] = server_identity(connection, flavor)
         if shard.serving and not select_errors(found):
@@ -167,8 +168,9 @@ class Checkup:
                 if facts.replication is None and self._config.stream.replica_choice == "primary":
                     facts = _look_as_invalidator(shard.primary, server, flavor) or facts
                 if shard.serving and is_read_first:
-                    is_origin = server == shard.primary or facts.replication == ()
-                    self.findings += _compare_positions(reader, server, is_origin, flavor, head)
+                    is_origin = server == shard.primary or facts.replication == () or is_galera(facts.variables)
+                    domains = {facts.heartbeat_domain} if is_origin else set()
+                    self.findings += _compare_positions(reader, server, domains, flavor, head)
                 if server != shard.primary:
                     replicas.append(facts)
                     continue
@@ -256,18 +258,14 @@ def _check_spread(server: ServerAddress, flavor: str, rule: Rule) -> Iterator[Ch
 
 
 def _compare_positions(
-    connection: Connection, server: ServerAddress, is_origin: bool, flavor: str, head: Position
+    connection: Connection, server: ServerAddress, domains: Set[str], flavor: str, head: Position
 ) -> Iterator[CheckFinding]:
-    """Whether reads of the server can ever contain what the primary demands (F113). ``is_origin``: it may be the
-    primary itself, whose heartbeats carry the watermark."""
-    if flavor == "mysql":
-        [(shown,)] = read_rows(connection, "SELECT @@global.gtid_executed")
-        domain = None
-    else:
-        [(shown, domain)] = read_rows(connection, "SELECT @@global.gtid_slave_pos, @@global.gtid_domain_id")
-    names = set(parse_position(flavor, str(shown)).by_source())
-    if is_origin and domain is not None:
-        names.add(str(domain))  # of the heartbeats, whose watermarks count
+    """Whether reads of the server can ever contain what the primary demands (F113). ``domains``: those of
+    heartbeats there, whose watermarks count."""
+    [(shown,)] = read_rows(
+        connection, "SELECT @@global." + ("gtid_executed" if flavor == "mysql" else "gtid_slave_pos")
+    )
+    names = domains | parse_position(flavor, str(shown)).by_source().keys()
     lacking = {name: part for name, part in head.by_source().items() if name not in names}
     if not lacking:
         return

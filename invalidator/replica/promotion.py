@@ -16,6 +16,7 @@ from typing import Final
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import ClusterRefused
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import Position, empty_position
 from invalidator.replica.candidate import Look
@@ -102,7 +103,17 @@ class PromotionWatch:
             return error
 
     def _judge(self, looks: Mapping[ServerAddress, Look], streamed: Position) -> FreshnessError | None:
+        for look in looks.values():
+            if isinstance(look, ClusterRefused):
+                return look
         states = {address: look for address, look in looks.items() if isinstance(look, ServerState)}
+        counting = {(state.group, state.identity) for state in states.values() if state.group}
+        if self.flavor == "mariadb" and len(counting) > 1:
+            named = ", ".join(f"{domain}-{server}" for domain, server in sorted(counting))
+            return SourceUnavailable(
+                f"nodes of the Galera cluster of {self.shard.lineage} give different GTIDs: {named}",
+                hint="set one wsrep_gtid_domain_id and one server_id on all nodes; until then nothing is cached",
+            )
         writable = [address for address, state in states.items() if not state.is_read_only]
         if len(writable) > 1:
             return SourceUnavailable(

@@ -13,6 +13,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import is_galera, require_no_cluster
 from freshness.database.connection import Connection, connected, read_rows, replicated_position, server_identity
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
@@ -35,6 +36,8 @@ FROM performance_schema.replication_group_members AS member
 WHERE member.MEMBER_ID = @@global.server_uuid AND member.MEMBER_STATE IN ('ONLINE', 'RECOVERING')"""
 """A row if the server is in a group of Group Replication. A primary is elected before it has applied all that the
 group has received from its predecessor."""
+
+_SYNCED: Final = "Synced"
 
 
 def is_replica(connection: Connection, flavor: str) -> bool:
@@ -74,7 +77,8 @@ class ServerState:
     ``purged`` is empty on MariaDB, which reports it only when streaming starts. ``last_numbers`` (MariaDB): the
     highest sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     ``is_read_only``: to all accounts without a privilege for it. ``group``: the group of Group Replication that it is
-    in, "" for none: the origin of the GTIDs of all its members. ``is_elected``: it became the primary of that group,
+    in, "" for none: the origin of the GTIDs of all its members; of a cluster of Galera, the domain of its
+    GTIDs. ``is_elected``: it became the primary of that group,
     and still applies what its predecessor has committed.
     """
 
@@ -140,7 +144,7 @@ def find_foreign(state: ServerState, primary: ServerState, start: Position) -> s
     return ",".join(
         f"{domain}-{server}-{number}"
         for (domain, server), number in sorted(state.last_numbers.items())
-        if str(server) != primary.identity
+        if not (str(server) == primary.identity and primary.group in ("", str(domain)))
         and number > primary.last_numbers.get((domain, server), 0)
         and not start.contains(MariadbPosition.of(domain, server, number))
     )
@@ -150,6 +154,7 @@ def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> S
     """Look at a server on a short connection of its own; ``timeout_seconds`` bounds each answer. Raises
     `SourceUnavailable` or `SourceUnsuitable`."""
     with connected(address, "looking at its state", timeout_seconds=timeout_seconds) as connection:
+        require_no_cluster(connection, address)
         return read_state(connection, flavor)
 
 
@@ -247,7 +252,7 @@ def read_replication(connection: Connection, flavor: str) -> list[dict[str, str]
     """One row for each server that this one follows, and one for the group that it is in. Errors of pymysql come out
     as they are."""
     if flavor == "mariadb":
-        return _read_named(connection, "SHOW ALL SLAVES STATUS")
+        return _read_named(connection, "SHOW ALL SLAVES STATUS") + _read_galera(connection)
     try:
         rows = _read_named(connection, "SHOW REPLICA STATUS")
     except pymysql.ProgrammingError:  # before MySQL 8.0.22
@@ -261,6 +266,23 @@ def _read_member(connection: Connection, flavor: str) -> list[dict[str, str]]:
         name for _, name in read_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'group_replication_group_name'")
     )
     return _read_named(connection, _MEMBER) if is_asked else []
+
+
+def _read_galera(connection: Connection) -> list[dict[str, str]]:
+    """As `_MEMBER`. All nodes can write; the one that is not read-only counts as the primary."""
+    names = "'wsrep_on', 'read_only', 'wsrep_gtid_domain_id'"
+    rows = read_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    variables = {str(name): str(value) for name, value in rows}
+    if not is_galera(variables):
+        return []
+    [(_, state)] = read_rows(connection, "SHOW GLOBAL STATUS LIKE 'wsrep_local_state_comment'")
+    row = {
+        "Group_Name": variables["wsrep_gtid_domain_id"],
+        "Member_Role": "PRIMARY" if variables["read_only"].upper() in _WRITABLE else "SECONDARY",
+    }
+    if state != _SYNCED:
+        row.update(Slave_SQL_Running="No", Last_SQL_Error=f"wsrep_local_state_comment is {state}")
+    return [row]
 
 
 def _is_elected(replication: Iterable[Mapping[str, str]]) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
-from freshness.database.cluster import find_cluster, find_log_in_engine
+from freshness.database.cluster import find_cluster, find_log_in_engine, is_galera
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
 from invalidator.replica.server import logs_updates
@@ -87,10 +87,16 @@ def check_shard(
     """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
     `Shard.writable` and not everything can be asked."""
     if shard.vtgate is None:
-        return check_database(connection, shard.primary, flavor, tables)
-    asked = ("version", "log_bin", "binlog_row_image", "gtid_mode")
-    [values] = read_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in asked)}")
-    variables = {name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)}
+        found = check_database(connection, shard.primary, flavor, tables)
+        asked = dict(read_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'"))
+        if not shard.adopt_promotions and is_galera(asked):
+            where = f"{shard.primary.host}:{shard.primary.port}"
+            told = f"{where}: a node of a Galera cluster needs adopt_promotions, which notices a second writable one"
+            found.insert(0, CheckFinding(Rule.SEVERAL_WRITERS, told, where=where))
+        return found
+    names = ("version", "log_bin", "binlog_row_image", "gtid_mode")
+    [values] = read_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")
+    variables = {name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(names, values, strict=True)}
     server = ServerFacts(shard.writable, flavor, variables)
     found = list(check_version(server)) or list(check_tablet(server))
     return found + [

@@ -8,6 +8,7 @@ from itertools import combinations
 
 from freshness.config.config import Config
 from freshness.config.keyspace import Shard
+from freshness.database.cluster import is_galera
 from invalidator.replica.server import find_filters, find_foreign, find_skipped, find_stopped
 from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.primary import check_log, check_rights, check_service, check_tested, check_version
@@ -116,7 +117,7 @@ def _check_replication(replica: ServerFacts, facts: ShardFacts) -> Iterator[Chec
             " position does not show it: what is read there can be old, and is stored",
         )
     stopped = list(find_stopped(replica.replication))
-    if not replica.state.follows:
+    if not replica.state.follows and not is_galera(replica.variables):
         yield replica.find(Rule.NOT_REPLICATING, "it follows nobody")
     elif stopped:
         yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped))
@@ -145,6 +146,12 @@ def _check_identities(servers: Sequence[ServerFacts]) -> Iterator[CheckFinding]:
     for one, other in combinations(servers, 2):
         if _is_same(one, other):
             yield other.find(Rule.SAME_SERVER, f"it is the same server as {one.where}")
+        elif is_galera(one.variables) and is_galera(other.variables):
+            for name in ("wsrep_gtid_domain_id", "server_id"):
+                if one[name] != other[name]:
+                    told = f"its {name} is {other[name]}, and that of {one.where} is {one[name]}"
+                    remedy = "set the same on all nodes of a Galera cluster: a commit has one GTID on each of them"
+                    yield other.find(Rule.SEVERAL_WRITERS, told, remedy)
         elif one["server_id"] == other["server_id"] != "":
             yield other.find(
                 Rule.SERVER_ID_CLASH, f"its server id is {other['server_id']}, and so is that of {one.where}"

@@ -14,6 +14,7 @@ from typing import TypeVar
 import pymysql
 
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import is_galera
 from freshness.database.connection import Connection, read_rows
 from invalidator.replica.server import ServerState, find_log_filters, read_heartbeats, read_replication, read_state
 from invalidator.rules.finding import CheckFinding
@@ -93,6 +94,11 @@ class ServerFacts:
         """The same for two addresses of one server, "" if the server does not report it."""
         names = ("server_uuid",) if self.flavor == "mysql" else ("server_id", "hostname", "port", "server_uid")
         return " ".join(filter(None, (self[name] for name in names)))
+
+    @property
+    def heartbeat_domain(self) -> str:
+        """The domain of MariaDB in which heartbeats are written here."""
+        return self["wsrep_gtid_domain_id" if is_galera(self.variables) else "gtid_domain_id"]
 
     @property
     def service(self) -> ServiceName:

@@ -548,4 +548,4 @@ def test_the_wait_is_shorter_than_a_statement_may_take(kind: str, monkeypatch: p
     shard = open_shard(monkeypatch, primary, late, wait_ms=60_000)
     shard.rows_with_token(*ROWS, commit(12, kind))
     (wait,) = [sql for sql in statements if "WAIT" in sql]
-    assert wait.endswith("(%s, 4.000)")
+    assert "(%s, 4.000)" in wait

@@ -11,12 +11,13 @@ import pytest
 from freshness.config.access import Tls
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
+from freshness.database.cluster import ClusterRefused
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import empty_position, parse_gtids, parse_position
 from invalidator.replica import promotion
 from invalidator.replica.candidate import Look
 from invalidator.replica.promotion import LOOKS, PrimaryMoved, PromotionWatch, with_primary
-from invalidator.replica.server import ServerState
+from invalidator.replica.server import ServerState, find_foreign
 
 A, B, C = (ServerAddress(name, user=f"user of {name}") for name in "abc")
 SHARD = Shard(primary=A, replicas=(B, C), lineage="shop/-", adopt_promotions=True)
@@ -99,6 +100,28 @@ def test_a_doubt_is_refused(a: Look, b: Look, c: Look, why: str) -> None:
     assert refused is not None
     assert not isinstance(refused, PrimaryMoved)
     assert why in refused.message
+
+
+def test_nodes_of_galera_that_count_differently_are_refused() -> None:
+    a, b = (replace(state(number, "7-1-9", role), identity="1", group="7") for number, role in ((1, ""), (2, "rf")))
+    assert Scene("7-1-9").see(a, b, DOWN) is None
+    for other in (replace(b, group="9"), replace(b, identity="2")):
+        refused = Scene("7-1-9").see(a, other, DOWN)
+        assert refused is not None
+        assert "give different GTIDs" in refused.message
+
+
+def test_a_cluster_that_is_refused_ends_the_stream() -> None:
+    """Before the log says that several of its servers are writable, which is another remedy."""
+    refused = ClusterRefused("wsrep_gtid_mode is not ON")
+    assert Scene().see(my(1, ""), my(2, ""), refused) is refused
+    assert Scene().see(refused, my(2, ""), my(3, "")) is refused
+
+
+def test_a_local_write_of_a_node_of_galera_is_errant() -> None:
+    """It has the server id of the primary, and is in no other log."""
+    a, b = (replace(state(1, history, ""), group="7") for history in ("7-1-9", "7-1-10,11-1-1"))
+    assert find_foreign(b, a, empty_position("mariadb")) == "11-1-1"
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,15 @@ def test_a_server_that_is_new_enough(flavor: str, version: str) -> None:
 
 
 def test_a_node_of_galera() -> None:
-    variables = {"version": "10.11.6-MariaDB-log", "wsrep_on": "ON"}
-    [found] = check_version(ServerFacts(ADDRESS, "mariadb", variables))
-    assert found.rule is Rule.SEVERAL_WRITERS
-    assert list(check_version(ServerFacts(ADDRESS, "mariadb", {**variables, "wsrep_on": "OFF"}))) == []
+    names = "wsrep_on", "wsrep_gtid_mode", "log_bin", "log_slave_updates"
+    variables = {"version": "10.11.6-MariaDB-log", **dict.fromkeys(names, "ON")}
+    assert list(check_version(ServerFacts(ADDRESS, "mariadb", variables))) == []
+    for name in names[1:]:
+        wrong = {**variables, name: "OFF"}
+        [found] = check_version(ServerFacts(ADDRESS, "mariadb", wrong))
+        assert found.rule is Rule.SEVERAL_WRITERS
+        assert f"{name} is not ON" in found.message
+        assert list(check_version(ServerFacts(ADDRESS, "mariadb", {**wrong, "wsrep_on": "OFF"}))) == []
 
 
 def test_a_group_with_several_primaries() -> None:

@@ -11,6 +11,7 @@ from invalidator.rules.replica import ShardFacts
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
 
+NODE = {"version": "10.11.6-MariaDB", "wsrep_on": "ON", "server_id": "1", "wsrep_gtid_domain_id": "7"}
 RIGHT = {"version": "8.0.39", "gtid_mode": "ON", "max_connections": "1000", "read_only": "OFF"}
 WRITER = {**RIGHT, "aurora_version": "3.08.0", "innodb_read_only": "OFF", "server_uuid": "a", "server_id": "1"}
 READER = {**WRITER, "innodb_read_only": "ON", "server_uuid": "b", "server_id": "2"}
@@ -62,6 +63,13 @@ def test_what_makes_a_failover_lossless(tmp_path: Path, variables: dict[str, str
         name: value.replace("ON", "OFF").replace("AFTER_SYNC", "AFTER_COMMIT") for name, value in variables.items()
     }
     assert Rule.LOSSLESS in check(tmp_path, {**RIGHT, **off}, RIGHT, lossless=True)
+
+
+@pytest.mark.parametrize("name", ["server_id", "wsrep_gtid_domain_id"])
+def test_nodes_of_galera_give_one_gtid(tmp_path: Path, name: str) -> None:
+    wrong = {Rule.SEVERAL_WRITERS, Rule.SERVER_ID_CLASH}
+    assert not check(tmp_path, NODE, {**NODE, "port": "2"}) & wrong
+    assert check(tmp_path, NODE, {**NODE, "port": "2", name: "9"}) & wrong == {Rule.SEVERAL_WRITERS}
 
 
 def test_a_group_of_several_members_makes_a_failover_lossless(tmp_path: Path) -> None:
