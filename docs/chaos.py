@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "integration" / "chaos" / "results.json"
-AUDITS: Final = {None: "", 0: "clean"}
+AUDITS: Final = {None: [], 0: ["audit clean"]}
+USUAL_SECONDS: Final = 600
 READS_OF_ONE: Final = 3
 """Without a violation in N reads there is less than one in N / 3, at 95 % (the rule of three)."""
 
@@ -20,11 +21,21 @@ def load_runs(*, is_planted: bool = False) -> list[dict[str, Any]]:
 
 
 def runs() -> Iterator[tuple[str, ...]]:
+    """One row for all runs on the same servers."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in load_runs():
         semisync = ", semi-synchronous" * run.get("semisync", False)
-        name = f"{run['flavor']}, {run['cache']}{semisync}, {run['seconds']} s, seed {run['seed']}"
-        counts = run["reads"], run["hits"], run["writes"], sum(fault["times"] for fault in run["faults"])
-        yield name, *(f"{count:,}" for count in counts), f"{run['violations']:,}", AUDITS[run["audit"]]
+        groups[f"{run['flavor']}, {run['cache']}{semisync}"].append(run)
+    for name, same in sorted(groups.items()):
+        counts = [sum(run[key] for run in same) for key in ("reads", "hits", "writes", "violations")]
+        counts.insert(3, sum(fault["times"] for run in same for fault in run["faults"]))
+        yield name, ", ".join(map(_seed_of, same)), *(f"{count:,}" for count in counts)
+
+
+def _seed_of(run: dict[str, Any]) -> str:
+    """Its seed, and what sets the run apart."""
+    apart = [f"{run['seconds']} s"] * (run["seconds"] != USUAL_SECONDS) + AUDITS[run["audit"]]
+    return f"{run['seed']} ({', '.join(apart)})" if apart else str(run["seed"])
 
 
 def faults() -> Iterator[tuple[str, ...]]:

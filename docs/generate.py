@@ -262,7 +262,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "failures": failures_table,
     "figures": lambda: figures(Results.load()),
     "chaos": lambda: (
-        _table(("run", "values read", "hits", "commits", "faults", "violations", "audit"), chaos.runs())
+        _table(("servers", "seeds", "values read", "hits", "commits", "faults", "violations"), chaos.runs())
         + "\n"
         + chaos.sentence()
     ),
