@@ -260,8 +260,8 @@ def _check_spread(server: ServerAddress, flavor: str, rule: Rule) -> Iterator[Ch
 def _compare_positions(
     connection: Connection, server: ServerAddress, domains: Set[str], flavor: str, head: Position
 ) -> Iterator[CheckFinding]:
-    """Whether reads of the server can ever contain what the primary demands (F113). ``domains``: those of
-    heartbeats there, whose watermarks count."""
+    """Whether reads of the server can ever contain what the primary demands (F113). ``domains``: in
+    which heartbeats are written there: their watermarks count."""
     [(shown,)] = read_rows(
         connection, "SELECT @@global." + ("gtid_executed" if flavor == "mysql" else "gtid_slave_pos")
     )

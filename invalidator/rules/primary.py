@@ -35,7 +35,7 @@ DIFFERENCES: Final = (
     ("mysql", (8, 0), "before 8.0.22 replication has other words, before 8.0.23 the signs behind a YEAR are unsure"),
     ("mysql", (8, 4), "GTIDs may have tags, and mysql_native_password is off, both as in 9.7"),
 )
-"""What is known of versions that nobody tested: flavor, beginning of the version, words."""
+"""Facts about versions that nobody tested: flavor, beginning of the version, words."""
 
 LOGS_CASCADES_FROM: Final = (9, 6)
 RETENTION_SECONDS_MIN: Final = 3 * 86_400
