@@ -162,7 +162,7 @@ class Writer:
 def judged_moves(
     primary: DatabaseServer, replica: DatabaseServer, node: Memcached, path: Path, keys: Sequence[int]
 ) -> Iterator[tuple[System, Judge, Writer]]:
-    """A system under writes, which can move to another server, and judged reads until the end."""
+    """A system under writes, which can move to another server. The caller reads with `judged_client`."""
     with ExitStack() as stack:
         invalidator = stack.enter_context(InvalidatorProcess(path))
         system = System(Pair(primary, replica), [node], path, invalidator)
@@ -170,8 +170,6 @@ def judged_moves(
         writer = Writer(judge, primary)
         stack.enter_context(repeating(writer.write))
         stack.enter_context(repeating(judge.watch))
-        stack.enter_context(judged_client(system, judge))
         judge.wait_writes(20)
-        judge.wait_judged(20)
         yield system, judge, writer
         judge.check()

@@ -18,7 +18,7 @@ from freshness.config.server import ServerAddress
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
-from integration.judge import ALL_SHOWN, Judge, Writer, judged_moves
+from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves
 from integration.servers import Memcached, MysqlServer
 from integration.servers.group import Group, group_of_three
 from integration.servers.program import InvalidatorProcess
@@ -75,8 +75,10 @@ def judged(group: Group, folder: Path, **shard: Any) -> Iterator[tuple[System, J
     """A system on the group, under writes and judged reads until the end."""
     with Memcached() as node:
         path = write(group, folder, node, adopt_promotions=True, **shard)
-        with judged_moves(group.members[0], group.members[1], node, path, KEYS) as moves:
-            yield moves
+        moves = judged_moves(group.members[0], group.members[1], node, path, KEYS)
+        with moves as (system, judge, writer), judged_client(system, judge):
+            judge.wait_judged(20)
+            yield system, judge, writer
 
 
 def wait_adopted(system: System, times: int = 1) -> None:
