@@ -42,7 +42,7 @@ PLACES: Final = (
     Place("Vitess", "[vitess](vitess.md)", ("Vitess",)),
     Place(
         "Aurora's readers",
-        "{}: `gtid_executed` stands still, and all GTIDs in each heartbeat, in its place, could not be tested",
+        "{}: `gtid_executed` stands still, and all GTIDs in each heartbeat, in its place, were not tested",
         (),
         (Rule.AURORA_READER,),
     ),
@@ -50,7 +50,7 @@ PLACES: Final = (
     Place("Redis, Valkey", "Sentinel is not asked; a replica is {}", ("Redis", "Valkey"), (Rule.REDIS_REPLICA,)),
     Place("Redis Cluster", "{}: members refuse the keys of others", (), (Rule.REDIS_CLUSTER,)),
     Place("Kafka", "", ("Kafka",)),
-    Place("Spark", "Java 17", ("Spark",)),
+    Place("Spark", "4.2 or 4.3, Java 17", ("Spark",)),
     Place(
         "drivers",
         "asyncmy 0.2.12, aiomysql 0.3.2 or later; mysqlclient was not tested",

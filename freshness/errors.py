@@ -172,13 +172,15 @@ class MembershipLost(InvalidationFailed):
     pass
 
 
-def missing_package(error: ModuleNotFoundError, extra: str) -> ConfigError | None:
-    """The package to install, of ``extra`` unless it has one of its own; None if no package is missing, but a module
-    of this project or of Python."""
+def missing_package(error: ImportError, extra: str) -> ConfigError | None:
+    """The package to install, of ``extra`` unless it has one of its own, or of another version; None if no package is
+    missing, but a module of this project or of Python."""
     name = (error.name or "").partition(".")[0]
     if not name or name in _OWN_PACKAGES or name in sys.stdlib_module_names:
         return None
     hint = f"pip install 'freshness[{_EXTRAS.get(name, extra)}]'"
+    if getattr(sys.modules.get(name), "__file__", None):
+        return ConfigError(f"another version of the Python package {name} is needed: {error}", hint=hint)
     return ConfigError(f"the Python package {name} is not installed", hint=hint)
 
 
@@ -196,10 +198,11 @@ def required_extra(extra: str) -> Iterator[None]:
 
 @contextmanager
 def required_packages(program: str, extra: str) -> Iterator[None]:
-    """For the imports of a program: a package that is missing ends it with one line and the code of `ConfigError`."""
+    """For the imports of a program: a package that is missing, or of a version that lacks what is imported, ends it
+    with one line and the code of `ConfigError`."""
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = missing_package(error, extra)
         if missing is None:
             raise

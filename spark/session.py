@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from freshness.config.access import NodeLogin, PasswordCommand, PasswordFile
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
 
+VERSIONS: Final = ("4.2", "4.3")
+"""Of Spark, that tests passed on. 4.1 has no limits for a stream's reads (``pyspark.sql.streaming.datasource``)."""
 LOCAL_MASTER: Final = "local[*]"
 SHUFFLE_PARTITIONS: Final = 8
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseParallelGC"
@@ -74,7 +77,10 @@ def open_session(name: str, master: str | None = None, rows_per_batch_max: int =
 def using_session(
     session: SparkSession | None, name: str, master: str | None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX
 ) -> Iterator[SparkSession]:
-    """``session``, which its owner stops, else one of `open_session`, which is stopped at the end."""
+    """``session``, which its owner stops, else one of `open_session`, which is stopped at the end. Raises
+    `ConfigError` for a version of Spark that nobody tested."""
+    if not pyspark.__version__.startswith(tuple(f"{each}." for each in VERSIONS)):
+        raise ConfigError(f"Spark {pyspark.__version__} was not tested", hint=f"use one of {', '.join(VERSIONS)}")
     if session is not None:
         yield session
         return

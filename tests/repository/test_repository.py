@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from integration import provision
 from integration.stages import STAGES
+from spark.session import VERSIONS
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 FILE_BYTES_MAX = 2 << 20
@@ -234,8 +235,9 @@ def test_the_spark_that_is_claimed_is_the_one_that_is_tested() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     claimed = [each for each in project["optional-dependencies"]["spark"] if each.startswith("pyspark")]
     pins = (CHECKOUT / "requirements/spark.txt").read_text()
-    tested = re.findall(r"^pyspark==(\d+\.\d+)\.", pins, re.MULTILINE)
-    assert claimed == [f"pyspark=={minor}.*" for minor in tested]
+    [(major, minor)] = re.findall(r"^pyspark==(\d+)\.(\d+)\.", pins, re.MULTILINE)
+    assert f"{major}.{minor}" == VERSIONS[-1]
+    assert claimed == [f"pyspark>={VERSIONS[0]},<{major}.{int(minor) + 1}"]
 
 
 # -- the product's sizes ---------------------------------------------------------------------------------

@@ -94,6 +94,13 @@ def test_a_verb_without_a_package(verb: Sequence[str], package: str, extra: str,
     assert_one_line(ran, package, extra)
 
 
+def test_a_package_that_is_there_is_of_another_version() -> None:
+    error = ImportError("cannot import name 'Filter' from 'pytest.nowhere'", name="pytest.nowhere")
+    missing = missing_package(error, "spark")
+    assert missing is not None
+    assert str(missing).startswith("another version of the Python package pytest is needed: cannot import name")
+
+
 def test_a_module_of_ours_or_of_python_is_no_package() -> None:
     for name in ("freshness.nowhere", "spark.audit.nowhere", "ssl", None):
         assert missing_package(ModuleNotFoundError(name=name), "spark") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ import pytest
 from freshness.config.access import NodeLogin, PasswordFile
 from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
-from spark.session import require_encryption
+from spark.session import VERSIONS, require_encryption, using_session
 
 ENCRYPTED: Final = {
     "spark.master": "spark://127.0.0.1:7077",
@@ -21,6 +22,7 @@ ENCRYPTED: Final = {
 }
 SECRET: Final = ServerAddress("db", password="secret")
 OPEN: Final = ServerAddress("db")
+SESSION: Final[Any] = object()
 
 
 class Session:
@@ -28,6 +30,23 @@ class Session:
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.conf: Any = dict(settings)
+
+
+@pytest.mark.parametrize("version", ["4.1.4", "4.4.0", "4.20.0", "5.2.0"])
+def test_a_version_that_nobody_tested_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("pyspark.__version__", version)
+    with (
+        pytest.raises(ConfigError, match=re.escape(f"Spark {version} was not tested")),
+        using_session(SESSION, "", ""),
+    ):
+        pass
+
+
+def test_a_version_that_was_tested_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in VERSIONS:
+        monkeypatch.setattr("pyspark.__version__", f"{version}.1")
+        with using_session(SESSION, "", "") as used:
+            assert used is SESSION
 
 
 @pytest.mark.parametrize("name", [name for name in ENCRYPTED if name != "spark.master"])
