@@ -62,11 +62,13 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``staleness`` bounds hits, in seconds. Readers trust a copy of a record for ``refresh`` seconds."""
+    """``staleness`` bounds hits, in seconds. Readers trust a copy of a record for ``refresh`` seconds.
+    ``is_semisynchronous``: the log has a commit before the primary shows it to anybody."""
 
     flavor: str
     staleness: float
     refresh: float
+    is_semisynchronous: bool = False
 
 
 @dataclass(slots=True)
@@ -256,7 +258,9 @@ class Judge:
         if outcome in HITS:
             yield "I7", self._done, begin - self._bounds.staleness * SECOND
         says_bounded = outcome in STORED or not is_primary or self._bounds.flavor == "mysql"
-        is_due = outcome in REQUIRED and (says_bounded or self._is_primary(begin, line["end"]))
+        is_due = outcome in REQUIRED and (
+            says_bounded or (not self._bounds.is_semisynchronous and self._is_primary(begin, line["end"]))
+        )
         if is_due and self._is_noticed(begin, line["end"]) and node in self._told:
             yield "I1" if outcome in HITS else "I10", self._told[node], begin
         if is_primary and self._is_primary(begin, line["end"]):

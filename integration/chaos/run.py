@@ -66,6 +66,7 @@ def run_chaos(folder: Path, options: Options) -> tuple[Verdict, list[dict[str, A
             options.flavor,
             scene.config.cache.max_staleness_seconds + scene.config.cache.clock_skew_seconds,
             scene.config.cache.node_refresh_seconds,
+            options.is_semisynchronous,
         )
     lines = list(read_journals(folder))
     return Judge(lines, bounds).judge(), lines

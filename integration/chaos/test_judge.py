@@ -142,3 +142,18 @@ def test_an_old_miss_of_a_primary_that_is_none_any_more(flavor: str, gtids: str,
     ]
     violations = Judge(of_flavor, replace(BOUNDS, flavor=flavor)).judge().violations
     assert [each.partition(":")[0] for each in violations] == found
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_primary", "found"),
+    [("STRIPE", True, []), ("STRIPE", False, ["I10"]), ("FILLED", True, ["I10"]), ("HIT", False, ["I1"])],
+)
+def test_a_commit_that_waits_for_a_replica(outcome: str, is_primary: bool, found: list[str]) -> None:
+    """MariaDB's log has it, and its primary shows it to nobody yet. Elsewhere the same read is wrong."""
+    old = read(30, 10) | {"reads": [(outcome, NODE, is_primary, [("group 1", 10 * SECOND)])]}
+    lines = [*commit(10, 11), *commit(20, 40), told(25, 20), old]
+    for is_semisynchronous in (True, False):
+        bounds = replace(BOUNDS, staleness=60, is_semisynchronous=is_semisynchronous)
+        violations = Judge(lines, bounds).judge().violations
+        expected = found if is_semisynchronous else [found[0] if found else "I10"]
+        assert [each.partition(":")[0] for each in violations] == expected
