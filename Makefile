@@ -56,7 +56,7 @@ fresh: ## how long the demo and the tests take in a fresh clone with an empty ho
 
 .PHONY: hour
 hour: ## a newcomer's hour: the code blocks of the quickstart and of a framework's page, step by step; ARGS=flask for one
-	@$(PROVISION) demo dev mariadb
+	@$(PROVISION) demo dev mariadb $(if $(findstring mysql,$(ARGS)),mysql)
 	@$(BIN)/python -m integration.hour $(ARGS)
 
 ##@ Stages and parts of these

@@ -22,7 +22,8 @@ from freshness.config.server import ServerAddress
 from freshness.errors import ConfigError
 
 VERSIONS: Final = ("4.2", "4.3")
-"""Versions of Spark that tests passed on. 4.1 has no limits for a stream's reads (``pyspark.sql.streaming.datasource``)."""
+"""Versions of Spark that tests passed on. 4.1 has no limits for a stream's reads
+(``pyspark.sql.streaming.datasource``)."""
 LOCAL_MASTER: Final = "local[*]"
 SHUFFLE_PARTITIONS: Final = 8
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseParallelGC"

@@ -58,7 +58,8 @@ class Shard:
 
     name: str = setting('The key range of the shard, such as "-80"; "-" is all keys.', "-")
     serving: bool = setting(
-        "Whether applications read the shard. One that does not serve is followed too, so that it can take over.",
+        "Whether applications read the shard. One that does not serve is followed too, so that it "
+        "can take over; no value from it is stored.",
         True,
     )
     continues: tuple[str, ...] = setting(

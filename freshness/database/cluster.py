@@ -33,7 +33,7 @@ _ASKED: Final = (
 
 
 class ClusterRefused(SourceUnsuitable):
-    """A server is in such a cluster."""
+    """A server is in such a cluster, or has such a log."""
 
 
 def is_galera(variables: Mapping[str, str]) -> bool:
@@ -58,11 +58,11 @@ def find_log_in_engine(variables: Mapping[str, str]) -> str:
 
 
 def require_no_cluster(connection: Connection, address: ServerAddress) -> None:
-    """And no log in InnoDB. Raises `ClusterRefused`, `SourceUnsuitable`, and what pymysql raises."""
+    """And no log in InnoDB. Raises `ClusterRefused`, and what pymysql raises."""
     rows = read_rows(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", (_ASKED,))
     variables = {str(name).lower(): str(value) for name, value in rows}
     where = f"{address.host}:{address.port}"
     if found := find_cluster(variables):
         raise ClusterRefused(f"{where}: {found}", hint=REMEDY)
     if found := find_log_in_engine(variables):
-        raise SourceUnsuitable(f"{where}: {found}", hint=LOG_REMEDY)
+        raise ClusterRefused(f"{where}: {found}", hint=LOG_REMEDY)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -36,17 +38,28 @@ def test_the_pages_lead_to_reads_from_the_cache(framework: str, tmp_path: Path) 
             newcomer.run(f"python manage.py shell -c {shlex.quote(READ_UNTIL_HIT)}")
 
 
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command ``python``, which the pages' own environment has and Debian has not."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [("false\n", "false"), ("python app.py\n", "promises"), ("flask run\n", "ended before")]
 )
-def test_a_block_that_does_not_do_what_the_page_says_is_noticed(text: str, said: str, tmp_path: Path) -> None:
+def test_a_block_that_does_not_do_what_the_page_says_is_noticed(
+    text: str, said: str, tmp_path: Path, python: None
+) -> None:
     with Newcomer("mariadb", tmp_path) as newcomer:
         newcomer.carry_out(Block("page.md", "python", "# app.py\nprint('HIT', {'id': 1})  # FILLED {...}\n"))
         with pytest.raises(ServerFailed, match=said):
             newcomer.carry_out(Block("page.md", "sh", text))
 
 
-def test_an_answer_may_leave_a_part_out(tmp_path: Path) -> None:
+def test_an_answer_may_leave_a_part_out(tmp_path: Path, python: None) -> None:
     with Newcomer("mariadb", tmp_path) as newcomer:
         newcomer.carry_out(Block("page.md", "python", "# app.py\nprint('HIT', {'id': 1})  # HIT {...}\n"))
         newcomer.carry_out(Block("page.md", "sh", "export NAME=app.py\npython $NAME\n"))

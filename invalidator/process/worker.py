@@ -50,6 +50,9 @@ from invalidator.stream.open import search_log
 
 log = logging.getLogger(__name__)
 
+LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
+"""Levels of the log, by severity of a finding."""
+
 HEARTBEAT_MISSING_SECONDS: Final = 15.0
 """How long heartbeats are written without one that comes back, before it is said."""
 
@@ -353,7 +356,7 @@ class ShardWorker:
         with connected(primary, "checking it", read_timeout_seconds=READ_TIMEOUT_SECONDS) as connection:
             findings = check_shard(connection, task.shard, task.flavor, task.tables)
             for finding in findings:
-                log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
+                log.log(LEVELS[finding.severity], "%s", finding)
             require(findings)
             if task.shard.vtgate is not None:
                 return {}  # refused above; other schemas' names are the tablet's own

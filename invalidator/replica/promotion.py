@@ -105,7 +105,7 @@ class PromotionWatch:
     def _judge(self, looks: Mapping[ServerAddress, Look], streamed: Position) -> FreshnessError | None:
         for look in looks.values():
             if isinstance(look, ClusterRefused):
-                return look
+                return SourceUnavailable(look.message, hint=look.hint)  # it may be so for a moment
         states = {address: look for address, look in looks.items() if isinstance(look, ServerState)}
         counting = {(state.group, state.identity) for state in states.values() if state.group}
         if self.flavor == "mariadb" and len(counting) > 1:

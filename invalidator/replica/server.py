@@ -77,9 +77,8 @@ class ServerState:
     ``purged`` is empty on MariaDB, which reports it only when streaming starts. ``last_numbers`` (MariaDB): the
     highest sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     ``is_read_only``: to all accounts without a privilege for it. ``group``: the group of Group Replication that it is
-    in, "" for none: the origin of the GTIDs of all its members; of a cluster of Galera, the domain of its
-    GTIDs. ``is_elected``: it became the primary of that group,
-    and still applies what its predecessor has committed.
+    in, "" for none: the origin of the GTIDs of all its members; of a cluster of Galera, the domain of its GTIDs.
+    ``is_elected``: it became the primary of that group, and still applies what its predecessor has committed.
     """
 
     identity: str
@@ -95,10 +94,14 @@ class ServerState:
     group: str = ""
     is_elected: bool = False
 
-    def is_origin(self, name: str) -> bool:
-        """Whether transactions of this origin come from this server, or from the group that it is in: they may be
-        elsewhere before it shows them (F57)."""
-        return name in (self.identity, self.group)
+    def is_origin(self, position: Position) -> bool:
+        """Whether the transaction of this one GTID comes from this server, or from the group that it is in: it may be
+        elsewhere before this server shows it (F57)."""
+        if isinstance(position, MariadbPosition):
+            [gtid] = position.gtids()
+            return str(gtid.server) == self.identity and self.group in ("", str(gtid.domain))
+        [origin] = position.by_source()
+        return origin in (self.identity, self.group)
 
     @property
     def heartbeat_us(self) -> int:
@@ -122,15 +125,6 @@ class ServerState:
         )
 
 
-def find_origin(position: Position) -> str:
-    """The identity of the server that executed the transaction of this one GTID first; see `ServerState.identity`."""
-    if isinstance(position, MariadbPosition):
-        [gtid] = position.gtids()
-        return str(gtid.server)
-    [origin] = position.by_source()
-    return origin
-
-
 def find_foreign(state: ServerState, primary: ServerState, start: Position) -> str:
     """GTIDs that this server has executed and its primary has not, and that a stream from ``start`` would bring: the
     errant ones (F53), as text. Transactions of the primary's own origin are not meant: see `ServerState.is_origin`.
@@ -138,13 +132,13 @@ def find_foreign(state: ServerState, primary: ServerState, start: Position) -> s
     if state.executed.flavor == "mysql":
         return ",".join(
             str(part)
-            for origin, part in state.executed.by_source().items()
-            if not primary.is_origin(origin) and not primary.executed.contains(part)
+            for part in state.executed.by_source().values()
+            if not primary.is_origin(part) and not primary.executed.contains(part)
         )
     return ",".join(
         f"{domain}-{server}-{number}"
         for (domain, server), number in sorted(state.last_numbers.items())
-        if not (str(server) == primary.identity and primary.group in ("", str(domain)))
+        if not primary.is_origin(MariadbPosition.of(domain, server, number))
         and number > primary.last_numbers.get((domain, server), 0)
         and not start.contains(MariadbPosition.of(domain, server, number))
     )

@@ -43,7 +43,7 @@ from invalidator.replica.candidate import (
     judge,
     put_in_order,
 )
-from invalidator.replica.server import ServerState, find_origin, look_at, require_applied
+from invalidator.replica.server import ServerState, look_at, require_applied
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class ReplicaSource:
             return len(self._pending)
         for count, transaction in enumerate(self._pending):
             position = transaction.position
-            if not primary.is_origin(find_origin(position)) and not primary.knows(position):
+            if not primary.is_origin(position) and not primary.knows(position):
                 return count
         return len(self._pending)
 

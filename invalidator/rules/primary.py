@@ -33,7 +33,7 @@ TESTED: Final = {"mariadb": ((10, 11), (11, 4), (11, 8)), "mysql": ((8, 0, 15), 
 DIFFERENCES: Final = (
     ("mariadb", (12,), "a log in InnoDB is refused"),
     ("mysql", (8, 0), "before 8.0.22 replication has other words, before 8.0.23 the signs behind a YEAR are unsure"),
-    ("mysql", (8, 4), "GTIDs may have tags, and mysql_native_password is off, both as in 9.7"),
+    ("mysql", (8, 4), "GTIDs may have tags, as in 9.7, and mysql_native_password is off by default"),
 )
 """Facts about versions that nobody tested: flavor, beginning of the version, words."""
 

@@ -73,8 +73,8 @@ class Rule(Enum):
     OLD_SERVER = _error("F27", "the server's version cannot log the names of columns", "upgrade it")
     SEVERAL_WRITERS = _error(
         CAVEAT,
-        "the servers of a cluster all take writes (Group Replication with several primaries, Galera that is set up"
-        " otherwise than here): entries would come late, and reads with at_least fail",
+        "the servers of a cluster all take writes (Group Replication with several primaries, Galera that is not set"
+        " up as docs/topology.md has it): entries would come late, and reads with at_least fail",
         REMEDY,
     )
     LOG_IN_ENGINE = _error(

@@ -111,11 +111,13 @@ def test_nodes_of_galera_that_count_differently_are_refused() -> None:
         assert "give different GTIDs" in refused.message
 
 
-def test_a_cluster_that_is_refused_ends_the_stream() -> None:
+def test_a_cluster_that_is_refused_ends_the_stream_for_a_while() -> None:
     """Before the log says that several of its servers are writable, which is another remedy."""
-    refused = ClusterRefused("wsrep_gtid_mode is not ON")
-    assert Scene().see(my(1, ""), my(2, ""), refused) is refused
-    assert Scene().see(refused, my(2, ""), my(3, "")) is refused
+    look = ClusterRefused("wsrep_gtid_mode is not ON", hint="set it")
+    for looks in ((my(1, ""), my(2, ""), look), (look, my(2, ""), my(3, ""))):
+        refused = Scene().see(*looks)
+        assert isinstance(refused, SourceUnavailable)
+        assert (refused.message, refused.hint) == (look.message, look.hint)
 
 
 def test_a_local_write_of_a_node_of_galera_is_errant() -> None:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from freshness.errors import (
 from freshness.position import MariadbPosition, Position, empty_position, parse_position
 from freshness.stream.source import Transaction
 from invalidator.replica.candidate import Choice, ReplicaBounds
-from invalidator.replica.server import ServerState, find_foreign, find_origin
+from invalidator.replica.server import ServerState, find_foreign
 from invalidator.replica.source import DRAINS_MAX, ReplicaSource
 
 UUIDS = {number: f"00000000-0000-0000-0000-00000000000{number}" for number in range(1, 5)}
@@ -204,7 +204,7 @@ class Scene:
         """A transaction that only the replica has."""
         number = len(replica.log) + 1 if self.flavor == "mariadb" else 1
         if self.flavor == "mysql":
-            number += sum(find_origin(each) == UUIDS[replica.number] for each in replica.log)
+            number += sum(UUIDS[replica.number] in each.by_source() for each in replica.log)
         replica.log.append(gtid(self.flavor, replica.number, number))
         return replica.log[-1]
 
@@ -928,6 +928,16 @@ def test_old_numbers_of_a_previous_primary_are_not_errant() -> None:
     assert find_foreign(replica, replica, nothing) == ""
     assert cloned.executed.contains(parse_position("mariadb", "0-2-2"))
     assert not cloned.knows(parse_position("mariadb", "0-2-2"))
+
+
+def test_a_commit_that_a_node_of_galera_made_for_itself_is_not_the_primarys() -> None:
+    """All nodes have one server id; the cluster's own commits have its domain."""
+    nothing = parse_position("mariadb", "")
+    primary = ServerState("1", nothing, nothing, False, "", "", {}, group="7")
+    assert primary.is_origin(parse_position("mariadb", "7-1-5"))
+    assert not primary.is_origin(parse_position("mariadb", "11-1-5"))
+    assert not primary.is_origin(parse_position("mariadb", "0-7-5"))
+    assert replace(primary, group="").is_origin(parse_position("mariadb", "11-1-5"))
 
 
 # -- any order of events --------------------------------------------------------------------------------
