@@ -59,7 +59,7 @@ def find_log_in_engine(variables: Mapping[str, str]) -> str:
 
 def require_no_cluster(connection: Connection, address: ServerAddress) -> None:
     """And no log in InnoDB. Raises `ClusterRefused`, and what pymysql raises."""
-    rows = read_rows(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", (_ASKED,))
+    rows = read_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_ASKED}")
     variables = {str(name).lower(): str(value) for name, value in rows}
     where = f"{address.host}:{address.port}"
     if found := find_cluster(variables):

@@ -17,8 +17,8 @@ CONNECTION: Any = None
 def require(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     """On a server that has these variables, and answers for those that it is asked for."""
 
-    def read_rows(_: object, __: str, values: tuple[tuple[str, ...]]) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in variables.items() if name in values[0]]
+    def read_rows(_: object, sql: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in variables.items() if f"'{name}'" in sql]
 
     monkeypatch.setattr("freshness.database.cluster.read_rows", read_rows)
     require_no_cluster(CONNECTION, ADDRESS)
