@@ -53,8 +53,8 @@ PLACES: Final = (
     Place("Spark", "4.2 or 4.3, Java 17", ("Spark",)),
     Place(
         "drivers",
-        "asyncmy 0.2.12, aiomysql 0.3.2 or later; mysqlclient was not tested",
-        ("PyMySQL", "mysql-connector-python", "asyncmy", "aiomysql"),
+        "asyncmy 0.2.12, aiomysql 0.3.2 or later",
+        ("PyMySQL", "mysqlclient", "mysql-connector-python", "asyncmy", "aiomysql"),
     ),
 )
 

@@ -213,6 +213,8 @@ def provision_venv(*groups: str) -> None:
     missing = [group for group, path in pins.items() if _digest(path.read_bytes()) not in there]
     if missing:
         size = sum(GROUPS[group] for group in missing)
+        if "bench" in missing:
+            provision_compiler(python)
         say(f"installing the pinned Python packages for {', '.join(missing)} into .venv; about {size} MB")
         # Python compiles what is imported; compiling all packages here takes as long as getting them.
         install = [*pip, "install", "--no-compile", "--require-hashes"]
@@ -220,6 +222,22 @@ def provision_venv(*groups: str) -> None:
     # Without isolation: the build tool is one of the pinned requirements, nothing else is fetched
     run([*pip, "install", "--no-build-isolation", "--no-deps", "-e", str(CHECKOUT)])
     stamp.write_text("\n".join(sorted(there | wanted)))
+
+
+def provision_compiler(python: Path) -> None:
+    """Install what mysqlclient is compiled with, for which no compiled package exists. ``python``: the program in .venv."""
+    of_python = (
+        "import sys, sysconfig; print(sysconfig.get_path('include'), 'python%d.%d-dev' % sys.version_info[:2])"
+    )
+    include, headers = subprocess.check_output([str(python), "-c", of_python], text=True).split()
+    packages = [] if (Path(include) / "Python.h").exists() else [headers]
+    if find_program("gcc") is None:
+        packages += ["gcc", "libc6-dev"]
+    config = find_program("pkg-config")
+    if config is None or subprocess.run([config, "--exists", "libmariadb"], check=False).returncode:
+        packages += ["pkg-config", "libmariadb-dev"]
+    if packages:
+        install_packages(packages, "to compile mysqlclient, a driver that the tests use; up to 150 MB")
 
 
 def _digest(content: bytes) -> str:

@@ -21,6 +21,7 @@ SERVER: Final = "server"
 """The name of a property of a test's report, by which processes of a run tell the one that writes the file."""
 DRIVERS: Final = {
     "pymysql": "PyMySQL",
+    "mysqldb": "mysqlclient",
     "mysqlconnector": "mysql-connector-python",
     "asyncmy": "asyncmy",
     "aiomysql": "aiomysql",

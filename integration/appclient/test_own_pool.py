@@ -125,7 +125,7 @@ def open_with(kind: str, system: System) -> Iterator[tuple[Cache, Taken]]:
         cache = Cache.open(system.config_path, pools={server: odd_pool(port, taken)})
         yield cache, taken
         cache.close()
-    elif kind in ("pymysql", "mysqlconnector"):
+    elif kind in ("pymysql", "mysqldb", "mysqlconnector"):
         engine = sqlalchemy.create_engine(
             f"mysql+{kind}://app:app@{server}/shop?charset=utf8mb4", pool_size=2, max_overflow=0
         )
@@ -142,7 +142,7 @@ def open_with(kind: str, system: System) -> Iterator[tuple[Cache, Taken]]:
             on_loop.run(async_engine.dispose())
 
 
-KINDS = ["pymysql", "mysqlconnector", "aiomysql", "asyncmy", "odd session"]
+KINDS = ["pymysql", "mysqldb", "mysqlconnector", "aiomysql", "asyncmy", "odd session"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -219,7 +219,7 @@ def test_the_session_of_a_read_is_that_of_this_librarys_connections(system: Syst
         assert "PAD_CHAR_TO_FULL_LENGTH" in mode, "the session is as the application left it"
 
 
-@pytest.mark.parametrize("kind", ["pymysql", "mysqlconnector"])
+@pytest.mark.parametrize("kind", ["pymysql", "mysqldb", "mysqlconnector"])
 def test_connections_that_were_closed_while_idle_are_replaced(system: System, kind: str) -> None:
     replica = system.pair.replica
     with open_with(kind, system) as (cache, _):

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any, Final
 
+import MySQLdb
 import pymysql
 import pytest
 import sqlalchemy as sa
@@ -30,7 +31,10 @@ from freshness.stream.heartbeat import SERVER_NAME
 from integration.appclient.sessions import KEYS, fill_tables, opened
 from integration.harness import System
 from integration.servers import Flavor, Pair
+from integration.servers.database import DatabaseServer
 
+DRIVERS: Final = {"mysql": "mysqldb", "mariadb": "pymysql"}
+DRIVER_ERRORS: Final = (MySQLdb.MySQLError, pymysql.MySQLError)
 SECONDS: Final = float(os.environ.get("FUZZ_SECONDS", "30"))
 SEED: Final = int(os.environ.get("FUZZ_SEED", "1"))
 ROUNDS_AT_LEAST: Final = 30
@@ -100,18 +104,19 @@ class Application:
         self.cache = stack.enter_context(opened(system))
         self.cache.loader("report")(self.load)
         server = f"127.0.0.1:{system.pair.replica.port}"
-        pooled = self._engine(system.pair.replica.port, stack)
+        pooled = self._engine(system.pair.replica, stack)
         self.raw = pooled
         self.pooled = stack.enter_context(opened(system, pools={server: pooled}))
-        engine = self._engine(system.pair.primary.port, stack)
+        engine = self._engine(system.pair.primary, stack)
         self.sessions = sessionmaker(engine)
         self.reads = CachedReads(self.cache, self.sessions)
         self.plain = sessionmaker(engine)
         self.wrong: list[str] = []
 
     @staticmethod
-    def _engine(port: int, stack: ExitStack) -> sa.Engine:
-        engine = sa.create_engine(f"mysql+pymysql://app:app@127.0.0.1:{port}/shop?charset=utf8mb4", pool_size=2)
+    def _engine(server: DatabaseServer, stack: ExitStack) -> sa.Engine:
+        url = f"mysql+{DRIVERS[server.flavor]}://app:app@127.0.0.1:{server.port}/shop?charset=utf8mb4"
+        engine = sa.create_engine(url, pool_size=2)
         stack.callback(engine.dispose)
         return engine
 
@@ -120,7 +125,7 @@ class Application:
 
     def load(self, database: LoaderConnection, key: int) -> Any:
         for _ in range(self.dice.randrange(3)):
-            with suppress(FreshnessError, pymysql.MySQLError):
+            with suppress(FreshnessError, *DRIVER_ERRORS):
                 database.query(self.draw())
         if self.dice.random() < 0.2:
             raise Odd
@@ -148,18 +153,18 @@ class Application:
         return []
 
     def run_loader(self) -> None:
-        with suppress(FreshnessError, pymysql.MySQLError, Odd):
+        with suppress(FreshnessError, *DRIVER_ERRORS, Odd):
             self.cache.get("report", self.dice.choice(KEYS))
 
     def run_query(self) -> None:
-        with suppress(FreshnessError, pymysql.MySQLError):
+        with suppress(FreshnessError, *DRIVER_ERRORS):
             self.cache.database().query(self.draw())
 
     def use_pool(self) -> None:
-        with suppress(pymysql.MySQLError):
+        with suppress(*DRIVER_ERRORS):
             connection = self.raw.raw_connection()
             cursor = connection.cursor()
-            with suppress(pymysql.MySQLError):
+            with suppress(*DRIVER_ERRORS):
                 cursor.execute(self.draw())
             cursor.close()
             connection.close()
@@ -177,7 +182,7 @@ class Application:
             connection = used.connection()
             try:
                 for number, each in enumerate(changes):
-                    with suppress(sa.exc.DBAPIError, pymysql.MySQLError):
+                    with suppress(sa.exc.DBAPIError, *DRIVER_ERRORS):
                         if number % 2:
                             connection.connection.cursor().execute(each)
                             continue

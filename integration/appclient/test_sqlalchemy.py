@@ -166,7 +166,9 @@ class Application:
         self.engine.dispose()
 
 
-def engine_url(system: System, driver: str = "pymysql") -> str:
+def engine_url(system: System, driver: str = "") -> str:
+    """``driver``: empty for mysqlclient on MySQL, PyMySQL on MariaDB."""
+    driver = driver or {"mysql": "mysqldb", "mariadb": "pymysql"}[system.pair.primary.flavor]
     return f"mysql+{driver}://app:app@127.0.0.1:{system.pair.primary.port}/shop?charset=utf8mb4"
 
 
@@ -739,7 +741,8 @@ def test_a_schema_that_is_chosen_later_than_the_url_is_not_served(app: Applicati
     with app.sessions() as session:
         session.connection(execution_options=translated)
         assert session.get_one(Customer, 141).name == "b"
-    for options in ({"connect_args": {"database": "tenant_b"}}, {"creator": lambda: open_tenant(system, "tenant_b")}):
+    name = "db" if "mysqldb" in engine_url(system) else "database"
+    for options in ({"connect_args": {name: "tenant_b"}}, {"creator": lambda: open_tenant(system, "tenant_b")}):
         engine = create_engine(engine_url(system), **options)
         with app.sessions(bind=engine) as session:
             assert session.get_one(Customer, 141).name == "b"

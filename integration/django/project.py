@@ -1,19 +1,16 @@
 """A Django project on private servers, inside the process of the tests.
 
-Django is set up once in a process; `use` points its settings to other servers.
+Django is set up once in a process, with its own driver, mysqlclient; `use` points its settings to other servers.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import django
-import pymysql
 from django.apps import apps
 from django.conf import settings
 from django.core.signals import setting_changed
@@ -78,21 +75,11 @@ def databases_of(pair: Pair) -> dict[str, dict[str, Any]]:
             "NAME": "shop",
             "USER": "app",
             "PASSWORD": "app",
-            "OPTIONS": {"ssl_disabled": True},
+            "OPTIONS": {"ssl_mode": "DISABLED"},
             "TEST": {"NAME": "shop"},
         }
         for alias, server in (("default", pair.primary), ("replica", pair.replica))
     }
-
-
-def put_back_pymysql() -> None:
-    """Django's backend imports submodules of MySQLdb, which puts copies of them in the place of PyMySQL's own. Other
-    tests of this process name those."""
-    importlib.import_module("django.db.backends.mysql.base")
-    for name, module in list(sys.modules.items()):
-        package, _, child = name.partition(".")
-        if package == "pymysql" and child and "." not in child:
-            setattr(pymysql, child, module)
 
 
 def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS, models: Collection[str] = ()) -> None:
@@ -100,10 +87,8 @@ def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS, models: C
     databases = databases_of(pair)
     freshness = {"CONFIG": config, "MODELS": list(models)}
     if not settings.configured:
-        pymysql.install_as_MySQLdb()
         settings.configure(DATABASES=databases, FRESHNESS=freshness, **given)
         django.setup()
-        put_back_pymysql()
         return
     session.forget()
     connections.close_all()

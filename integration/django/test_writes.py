@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+import pymysql
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import OperationalError, ProgrammingError, connection, connections, transaction
@@ -122,8 +123,10 @@ def then_reconnected(key: int) -> None:
 
 def then_killed(key: int) -> None:
     update(key)
-    connection.connection._sock.close()
-    connection.connection._force_close()
+    with pymysql.connect(
+        host="127.0.0.1", port=connection.settings_dict["PORT"], user="app", password="app"
+    ) as other:
+        other.query(f"KILL {connection.connection.thread_id()}")
 
 
 @pytest.mark.parametrize(

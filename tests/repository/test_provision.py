@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -103,6 +104,16 @@ def test_the_browser_and_its_driver_are_two_packages(monkeypatch: pytest.MonkeyP
     provision.provision_browser()
     assert installed == [["chromium-driver"]]
     assert "browser" not in provision.ALL, "slow tests alone need it"
+
+
+def test_a_driver_is_compiled_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[list[str]] = []
+    monkeypatch.setattr(provision, "install_packages", lambda packages, why: installed.append(list(packages)))
+    provision.provision_compiler(Path(sys.executable))
+    assert installed == [], "this environment has been made with it"
+    monkeypatch.setattr(provision, "find_program", lambda name: None)
+    provision.provision_compiler(Path(sys.executable))
+    assert installed == [["gcc", "libc6-dev", "pkg-config", "libmariadb-dev"]]
 
 
 def test_without_root_the_command_to_run_is_named(
