@@ -225,7 +225,7 @@ def provision_venv(*groups: str) -> None:
 
 
 def provision_compiler(python: Path) -> None:
-    """Install what mysqlclient is compiled with, for which no compiled package exists. ``python``: the program in .venv."""
+    """Install what mysqlclient, which has no compiled package, is compiled with. ``python``: the program in .venv."""
     of_python = (
         "import sys, sysconfig; print(sysconfig.get_path('include'), 'python%d.%d-dev' % sys.version_info[:2])"
     )

@@ -19,6 +19,7 @@ import pytest
 import typer
 import yaml
 
+import freshness
 from docs import where
 from docs.generate import TABLES, describe_client_metrics, render
 from freshness import errors
@@ -274,6 +275,15 @@ def test_no_more_pages_and_words_than_before() -> None:
     assert len(pages) <= PAGES_MAX
     assert sum(pages.values()) <= WORDS_MAX, "shorten another page"
     assert sum(pages[name] for name in READERS_WAY) <= READERS_WORDS_MAX
+
+
+def test_the_changelog_has_this_version_and_a_line_for_each_change() -> None:
+    unreleased, *released = re.split(r"^## ", (CHECKOUT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert unreleased.startswith("[Unreleased]\n")
+    assert re.match(rf"\[{re.escape(freshness.__version__)}\] - 20\d\d-\d\d-\d\d\n", released[0])
+    for part in (unreleased, *released):
+        changes = [line for line in part.splitlines()[1:] if line and not line.startswith(("#", "The first release"))]
+        assert [line for line in changes if not line.startswith("- ") or len(line) > 120] == []
 
 
 def test_decision_records_are_numbered_and_complete() -> None:
