@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from integration.hour import FRAMEWORKS, Block, Newcomer, find_script
-from integration.servers import ServerFailed
+from integration.servers import Flavor, ServerFailed
 
+OFTEN: Final = ("django", "mariadb"), ("flask", "mysql")
 READ_UNTIL_HIT: Final = """
 from appclient.django import get_cache
 from shop.models import Product
@@ -27,11 +29,15 @@ while "HIT" not in seen:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "framework", [each if each == "django" else pytest.param(each, marks=pytest.mark.long) for each in FRAMEWORKS]
+    ("framework", "flavor"),
+    [
+        pytest.param(*each, marks=[] if each in OFTEN else pytest.mark.long)
+        for each in product(FRAMEWORKS, ("mariadb", "mysql"))
+    ],
 )
-def test_the_pages_lead_to_reads_from_the_cache(framework: str, tmp_path: Path) -> None:
+def test_the_pages_lead_to_reads_from_the_cache(framework: str, flavor: Flavor, tmp_path: Path) -> None:
     """It asks the package index, as a newcomer's pip does."""
-    with Newcomer("mariadb", tmp_path) as newcomer:
+    with Newcomer(flavor, tmp_path) as newcomer:
         for block in find_script(framework):
             newcomer.carry_out(block)
         if framework == "django":
