@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,8 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 def open_session(name: str, master: str | None = None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX) -> SparkSession:
     """The session, on ``master``, else on that of spark-submit, else on this machine. Raises `ConfigError` if Java is
     missing."""
+    # No job uses pandas. Under spark-submit this would stand before the JSON, in standard output.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
     is_submitted = _SUBMITTED in os.environ
     chosen = master or (None if is_submitted else LOCAL_MASTER)
     builder = SparkSession.builder.appName(name)
