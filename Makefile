@@ -31,7 +31,8 @@ help: ## list the verbs
 
 .PHONY: demo
 demo: ## show a cache that stays fresh beside three that do not, on private servers
-	@$(PROVISION) demo mariadb $(if $(findstring redis,$(ARGS)),databases) $(if $(findstring mysql,$(ARGS)),mysql) \
+	@$(PROVISION) demo mariadb $(if $(findstring redis,$(ARGS))$(findstring haproxy,$(ARGS)),databases) \
+		$(if $(findstring mysql,$(ARGS))$(findstring group,$(ARGS)),mysql) \
 		$(if $(findstring vitess,$(ARGS)),dev mysql vitess)
 	@$(BIN)/python -m examples.demo $(ARGS)
 

@@ -32,6 +32,7 @@ from integration.servers.program import InvalidatorProcess
 WRITE_SECONDS: Final = 0.02
 WATCH_SECONDS: Final = 0.01
 VIOLATIONS_SHOWN: Final = 20
+KILLS: Final = 10
 ALL_SHOWN: Final = {"on_unknown": "primary", "primary_reads_per_second": 1_000_000}
 """Settings of a cache by which no miss may lack what its node has acknowledged, whatever the node says of it."""
 
@@ -136,6 +137,17 @@ def judged_client(system: System, judge: Judge) -> Iterator[Cache]:
         repeating(lambda: judge.read_together(cache)),
     ):
         yield cache
+
+
+def survive_kills(system: System, judge: Judge) -> None:
+    """The invalidator is killed under writes and reads, often; then each node serves all that is written."""
+    chance = random.Random(20)
+    for _ in range(KILLS):
+        wait_until(system.invalidator.is_streaming, "the invalidator streams", system.describe)
+        judge.wait_writes(chance.randrange(5, 40))
+        system.invalidator.kill()
+        system.invalidator.launch()
+    judge.wait_judged(20)
 
 
 @dataclass

@@ -29,6 +29,13 @@ class FlavorName(StrEnum):
     mysql = "mysql"
 
 
+class TopologyName(StrEnum):
+    galera = "galera"
+    group = "group"
+    haproxy = "haproxy"
+    semisync = "semisync"
+
+
 class BackendName(StrEnum):
     memcached = "memcached"
     redis = "redis"
@@ -60,6 +67,10 @@ def demo(
         bool, typer.Option("--fill-from-log", help="Event tokens: the log's rows take the place of entries.")
     ] = False,
     replicas: Annotated[int, typer.Option(min=0, max=1, help="0: a primary alone, which all read.")] = 1,
+    topology: Annotated[
+        TopologyName | None,
+        typer.Option(help="A cluster of Galera, a group of MySQL's, a proxy, or commits that wait for the replica."),
+    ] = None,
     history: Annotated[
         Path | None, typer.Option(help="Record the run here, for the audit: freshness-spark audit.")
     ] = None,
@@ -72,19 +83,25 @@ def demo(
         raise typer.BadParameter("--vitess goes with none of --flavor, --history, --fill-from-log and --replicas 0")
     if history is not None and not replicas:
         raise typer.BadParameter("a history is recorded with a replica: the witness reads its position")
+    if topology is not None and (vitess or history is not None or not replicas):
+        raise typer.BadParameter("--topology goes with none of --vitess, --history and --replicas 0")
+    flavor = flavor or (FlavorName.mysql if topology is TopologyName.group else FlavorName.mariadb)
+    if (topology, flavor) in ((TopologyName.galera, FlavorName.mysql), (TopologyName.group, FlavorName.mariadb)):
+        raise typer.BadParameter("Galera is MariaDB's, and a group MySQL's", param_hint="--topology")
     signal.signal(signal.SIGTERM, _terminate)
     notes = Console(stderr=True)
     is_live = notes.is_terminal and not as_json_only
     try:
         with open_view(notes, is_live=is_live) as view:
             result = run_demo(
-                "vitess" if vitess else (flavor or FlavorName.mariadb).value,
+                "vitess" if vitess else flavor.value,
                 Plan(
                     seconds=seconds,
                     seed=seed,
                     interrupted=interrupted,
                     fills_from_log=fill_from_log,
                     has_replica=replicas > 0,
+                    topology=topology.value if topology else None,
                 ),
                 view,
                 NodeKind(backend.value, managed, node_megabytes, stripes),

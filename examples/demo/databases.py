@@ -1,29 +1,42 @@
 """The demo's database: a primary, and a replica that lags on purpose, or none.
 
-`MysqlServers` are reached as they are. `VitessShard` is a real Vitess of one shard: writers and readers go
-through its vtgate; only the demo itself, and the consumer of the binary log, reach the servers behind it.
+`MysqlServers` are reached as they are, `Proxied` ones through HAProxy. One member of a `Cluster` is the primary, and
+another is read. `VitessShard` is a real Vitess of one shard: writers and readers go through its vtgate; only the demo
+itself, and the consumer of the binary log, reach the servers behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from freshness.config.keyspace import GtidFlavor
 from freshness.config.server import ServerAddress
-from integration.servers import DatabaseServer, database_pair
-from integration.servers.database import SCHEMA, make_database
+from freshness.database.connection import Connection
+from integration.harness import repeating
+from integration.servers import DatabaseServer, Pair, database_pair
+from integration.servers.database import SCHEMA, SEMISYNCHRONOUS, make_database
+from integration.servers.galera import galera_of_three
+from integration.servers.group import group_of_three
+from integration.servers.haproxy import Haproxy
 
 if TYPE_CHECKING:  # needed only with a real Vitess
     from integration.servers.vitess import Vitess
 
 Flavor: TypeAlias = Literal["mariadb", "mysql", "vitess"]
+Topology: TypeAlias = Literal["galera", "group", "haproxy", "semisync"]
 
 DELAY_SECONDS: Final[dict[Flavor, int]] = {"mariadb": 2, "mysql": 1, "vitess": 1}
 """What is set as the replica's delay: either makes it 1 to 2 s late, since whole seconds are counted, by MariaDB
 from the start of the commit's second, by MySQL to its end."""
+
+LOCKED_SECONDS: Final = 1
+APPLIES_SECONDS: Final = 0.2
+"""How long the member of a cluster stands still, and applies, in turn."""
 
 _OPTIONS: Final = ("--sync-binlog=1",)
 
@@ -96,6 +109,50 @@ class MysqlServers:
         return max(0.0, (int(newest[1]) - int(newest[0])) / 1e6) if newest[0] else 0.0
 
 
+class Proxied(MysqlServers):
+    """Applications write, and the invalidator looks for the primary, through HAProxy in TCP mode."""
+
+    def __init__(self, pair: Pair, proxy: Haproxy) -> None:
+        super().__init__(pair.primary.flavor, pair.primary, pair.replica)
+        self._proxy = proxy
+
+    @property
+    def primary_url(self) -> str:
+        return self.primary.url.replace(f":{self.primary.port}/", f":{self._proxy.port}/")
+
+    def writing(self) -> dict[str, Any]:
+        return super().writing() | {"port": self._proxy.port}
+
+
+class Cluster(MysqlServers):
+    """Of Galera or Group Replication, neither of which can delay a member: locks hold up what it applies."""
+
+    def __init__(self, members: Sequence[DatabaseServer], stack: ExitStack) -> None:
+        primary, self._member, _ = members
+        super().__init__(primary.flavor, primary, self._member, shard={"adopt_promotions": True})
+        self._stack, self._turn = stack, Lock()
+
+    @property
+    def delay_seconds(self) -> int:
+        return LOCKED_SECONDS
+
+    def delay(self) -> None:
+        self._stack.enter_context(repeating(self._lag))
+
+    def _lag(self) -> None:
+        with self._turn, closing(lock_tables(self._member)):
+            time.sleep(LOCKED_SECONDS)
+        time.sleep(APPLIES_SECONDS)
+
+    def pause_applier(self) -> None:
+        self._turn.acquire()
+        self._lock = lock_tables(self._member)
+
+    def resume_applier(self) -> None:
+        self._lock.close()
+        self._turn.release()
+
+
 class VitessShard(MysqlServers):
     """The servers are those of the tablets."""
 
@@ -132,25 +189,43 @@ class VitessShard(MysqlServers):
 
     def pause_applier(self) -> None:
         """By a lock: vttablet takes a replica that does not replicate out of service."""
-        self._lock = self._tablet.mysql.connect(user="root")
-        with self._lock.cursor() as cursor:
-            cursor.execute("FLUSH TABLES WITH READ LOCK")
+        self._lock = lock_tables(self._tablet.mysql)
 
     def resume_applier(self) -> None:
         self._lock.close()
 
 
+def lock_tables(server: DatabaseServer) -> Connection:
+    """Nothing is applied there until the connection is closed."""
+    connection = server.connect(user="root")
+    with connection.cursor() as cursor:
+        cursor.execute("FLUSH TABLES WITH READ LOCK")
+    return connection
+
+
 @contextmanager
-def open_databases(flavor: Flavor, *, has_replica: bool) -> Iterator[MysqlServers]:
+def open_databases(flavor: Flavor, *, has_replica: bool, topology: Topology | None = None) -> Iterator[MysqlServers]:
     """Started, with an empty database; stopped at the end."""
     if flavor == "vitess":
         from integration.servers.vitess import Vitess
 
         with Vitess(replicas=1, mysql_options=_OPTIONS) as cluster:
             yield VitessShard(cluster)
+    elif topology == "galera":
+        with galera_of_three() as cluster, ExitStack() as stack:
+            yield Cluster(cluster.nodes, stack)
+    elif topology == "group":
+        with group_of_three() as group, ExitStack() as stack:
+            for each in group.members:  # else a member that lags holds up the primary
+                each.execute("SET GLOBAL group_replication_flow_control_mode = DISABLED")
+            yield Cluster(group.members, stack)
     elif has_replica:
-        with database_pair(flavor, primary_options=_OPTIONS) as pair:
-            yield MysqlServers(flavor, pair.primary, pair.replica)
+        settings = (*_OPTIONS, *(SEMISYNCHRONOUS[flavor] if topology == "semisync" else ()))
+        with database_pair(flavor, primary_options=settings, replica_options=settings) as pair, ExitStack() as stack:
+            if topology == "haproxy":
+                yield Proxied(pair, stack.enter_context(Haproxy([pair.primary, pair.replica])))
+            else:
+                yield MysqlServers(flavor, pair.primary, pair.replica)
     else:
         with make_database(flavor, server_id=1, options=_OPTIONS) as primary:
             primary.execute(f"CREATE DATABASE {SCHEMA}")

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from appclient import LoaderConnection
+from examples.demo.databases import Topology
 from examples.demo.measurement import (
     CUSTOMER,
     ORDER_IDS_PER_CUSTOMER,
@@ -42,7 +43,7 @@ class Plan:
     Rates are of the whole run, over all threads. ``interrupted``: number of
     additional processes that each read as much as one reader, interrupted by signals. ``fills_from_log``:
     single rows have ``fill_from_log``. ``has_replica``: False if all is read from the primary. ``customers``: an even
-    number, since each has a partner."""
+    number, since each has a partner. ``topology``: None for a primary and its replica."""
 
     seconds: float
     seed: int
@@ -54,6 +55,7 @@ class Plan:
     interrupted: int = 0
     fills_from_log: bool = False
     has_replica: bool = True
+    topology: Topology | None = None
     keys_per_batch: int = 8
     read_skew: float = 0.9
     write_skew: float = 0.3

@@ -165,7 +165,7 @@ def open_world(
         nodes = kind.make(), kind.make()
         for node in nodes:
             stack.enter_context(node)
-        databases = stack.enter_context(open_databases(flavor, has_replica=plan.has_replica))
+        databases = stack.enter_context(open_databases(flavor, has_replica=plan.has_replica, topology=plan.topology))
         with pymysql.connect(**databases.writing()) as connection:
             create_tables(connection, plan)
         databases.wait_caught_up()

@@ -27,7 +27,7 @@ from integration.configuration import write_config
 from integration.harness import CACHE as SHORT
 from integration.harness import STREAM, repeating, wait_until
 from integration.servers import DatabaseServer, Flavor, Memcached, Redis
-from integration.servers.database import SCHEMA, make_database
+from integration.servers.database import SCHEMA, SEMISYNCHRONOUS, make_database
 from integration.servers.link import Link
 from integration.servers.program import InvalidatorProcess, PythonProgram
 from invalidator.process.status import read_nodes
@@ -47,23 +47,6 @@ NODE_KINDS: Final[dict[str, Any]] = {
     "memcached-plain": lambda: Memcached(memory_mb=8, options=("-o", "no_modern")),
     "redis": lambda: Redis(options=("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")),
 }
-
-SEMISYNCHRONOUS: Final[dict[Flavor, tuple[str, ...]]] = {
-    "mariadb": (
-        "--rpl-semi-sync-master-enabled=1",
-        "--rpl-semi-sync-slave-enabled=1",
-        "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
-        "--rpl-semi-sync-master-timeout=1000",
-    ),
-    "mysql": (
-        "--plugin-load-add=semisync_source.so",
-        "--plugin-load-add=semisync_replica.so",
-        "--rpl-semi-sync-source-enabled=1",
-        "--rpl-semi-sync-replica-enabled=1",
-        "--rpl-semi-sync-source-timeout=1000",
-    ),
-}
-"""A commit is in the log, and shows on the primary only when a replica has it, too, or after a second."""
 
 
 @dataclass(frozen=True, slots=True)

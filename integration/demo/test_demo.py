@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+
+from examples.demo.databases import Topology
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROMISED = {
@@ -80,3 +82,25 @@ def test_on_a_primary_alone_no_value_of_event_tokens_is_old(flavor: str) -> None
     assert (ours["poisoned"], ours["stale_reads"], ours["stale_replica_reads"]) == (0, 0, 0)
     assert ours["outcomes"]["filled"] > 0
     assert result["strategies"]["delete_after_write"]["hit_rate"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", get_args(Topology))
+def test_wherever_it_runs_no_value_of_event_tokens_is_old(topology: str) -> None:
+    strategies = demonstrate("--seconds", "6", "--topology", topology)["strategies"]
+    ours, naive = strategies["event_tokens"], strategies["delete_after_write"]
+    assert (ours["poisoned"], ours["stale_reads"], ours["stale_replica_reads"], ours["torn_pairs"]) == (0, 0, 0, 0)
+    assert ours["pairs"] > 0
+    assert ours["hit_rate"] > 0
+    assert naive["stale_reads"] > 0, "the servers lag"
+    assert naive["poisoned"] > 0
+
+
+@pytest.mark.parametrize(
+    "options", [("--topology", "galera", "--flavor", "mysql"), ("--topology", "haproxy", "--replicas", "0")]
+)
+def test_what_goes_with_no_topology_is_refused(options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "examples.demo", *options]
+    run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 2
+    assert "topology" in run.stderr

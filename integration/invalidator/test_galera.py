@@ -19,7 +19,7 @@ from freshness.database.cluster import REMEDY
 from freshness.errors import SourceUnsuitable
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
-from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves
+from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves, survive_kills
 from integration.servers import Memcached
 from integration.servers.galera import GaleraCluster, galera_of_three
 from integration.servers.program import InvalidatorProcess
@@ -151,6 +151,13 @@ def test_a_killed_primary_is_succeeded_and_comes_back_by_state_transfer(
     for each in cluster.nodes:
         each.wait_caught_up(others[0])
     assert len({each.executed() for each in cluster.nodes}) == 1
+
+
+def test_an_invalidator_that_is_killed_again_and_again(
+    cluster: GaleraCluster, memcached: Memcached, tmp_path: Path
+) -> None:
+    with judged(cluster, tmp_path, memcached) as (system, judge, _), judged_client(system, judge):
+        survive_kills(system, judge)
 
 
 def test_reads_have_the_commits_of_their_session(

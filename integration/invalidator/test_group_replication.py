@@ -18,7 +18,7 @@ from freshness.config.server import ServerAddress
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
-from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves
+from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves, survive_kills
 from integration.servers import Memcached, MysqlServer
 from integration.servers.group import Group, group_of_three
 from integration.servers.program import InvalidatorProcess
@@ -104,6 +104,11 @@ def test_the_members_are_a_primary_and_its_replicas(group: Group, tmp_path: Path
             found = cache.get_many("customer", KEYS, explain=True)
             assert {server.name for each in found.values() for server in each.servers.values()} <= secondaries
             wait_for_hits(cache, "customer", KEYS, invalidator.log)
+
+
+def test_an_invalidator_that_is_killed_again_and_again(group: Group, tmp_path: Path) -> None:
+    with judged(group, tmp_path) as (system, judge, _):
+        survive_kills(system, judge)
 
 
 def test_a_planned_switchover_keeps_the_cache(group: Group, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from appclient import Cache
 from integration.configuration import write_config
 from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, call_cli, wait_for_hits, wait_until
 from integration.invalidator.test_promotion import KEYS, Load, Scene, scene_of
+from integration.judge import KILLS
 from integration.servers import DatabaseServer, Memcached, Pair
 from integration.servers.haproxy import Haproxy
 from integration.servers.program import InvalidatorProcess
@@ -74,6 +75,17 @@ def test_a_crash_of_the_primary(own_pair: Pair, memcached: Memcached, tmp_path: 
         wait_until(lambda: scene.state().get("life", life) != life, "a new life begins", scene.describe)
         wait_written(load)
         load.stop()
+        scene.wait_true_hits(load)
+
+
+def test_an_invalidator_that_is_killed_again_and_again(own_pair: Pair, memcached: Memcached, tmp_path: Path) -> None:
+    with scene_behind(own_pair, memcached, tmp_path) as (scene, load, _):
+        for _ in range(KILLS):
+            wait_written(load)
+            scene.invalidator.kill()
+            scene.invalidator.start()
+        load.stop()
+        own_pair.wait_caught_up()
         scene.wait_true_hits(load)
 
 

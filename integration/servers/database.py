@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import pymysql
 from pymysql.cursors import Cursor, DictCursor
@@ -40,6 +40,24 @@ GRANT SELECT ON *.* TO guarded@'%';
 """
 
 _template_lock = threading.Lock()
+
+
+SEMISYNCHRONOUS: Final[dict[Flavor, tuple[str, ...]]] = {
+    "mariadb": (
+        "--rpl-semi-sync-master-enabled=1",
+        "--rpl-semi-sync-slave-enabled=1",
+        "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
+        "--rpl-semi-sync-master-timeout=1000",
+    ),
+    "mysql": (
+        "--plugin-load-add=semisync_source.so",
+        "--plugin-load-add=semisync_replica.so",
+        "--rpl-semi-sync-source-enabled=1",
+        "--rpl-semi-sync-replica-enabled=1",
+        "--rpl-semi-sync-source-timeout=1000",
+    ),
+}
+"""A commit is in the log, and shows on the primary only when a replica has it, too, or after a second."""
 
 
 class DatabaseServer(ServerProcess):
