@@ -32,11 +32,15 @@ _WAITS: Final = {
     "mariadb": "CASE WHEN @@global.gtid_slave_pos <> '' THEN MASTER_GTID_WAIT(%s, {seconds:.3f}) END",
 }
 
-COMMITTED: Final = "@@global.gtid_current_pos"
+COMMITTED: Final = (
+    "CASE WHEN @@global.read_only NOT LIKE '0' AND @@global.read_only NOT LIKE 'OFF' AND (SELECT VARIABLE_VALUE"
+    " FROM information_schema.GLOBAL_VARIABLES WHERE VARIABLE_NAME = 'wsrep_on') = 'ON'"
+    " THEN '' ELSE @@global.gtid_current_pos END"
+)
 """On MariaDB: what the server has applied as a replica, and what its own sessions have written to its log.
 
 The log is ahead of the engine. A commit that has returned is visible all the same, and so is all before it in its
-domain.
+domain. On a node of Galera the sessions of all nodes count as its own: nothing, unless it is the writable one.
 """
 
 

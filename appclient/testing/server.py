@@ -18,6 +18,7 @@ from pymysql.constants import ER, SERVER_STATUS
 from pymysql.cursors import DictCursor
 
 from appclient.connection.own_pool import PROBE, PROBED
+from appclient.database.atleast import COMMITTED
 from freshness.database.session import CREATED_SQL, NAME_IN_SESSION
 from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 
@@ -304,6 +305,7 @@ def translate(sql: str, server: FakeServer) -> str:
     sql = sql.replace(NAME_IN_SESSION[server.flavor], f"'{server.name}'")
     sql = _UNTIL.sub("NULL", sql)  # a commit is seen before the server counts it
     sql = sql.replace(CREATED_SQL[server.flavor], "SELECT 'created', 0")
+    sql = sql.replace(COMMITTED, "@@global.gtid_current_pos")
     sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))
     return _PARAMETER.sub(lambda found: "%" if found[0] == "%%" else f":{found[1]}" if found[1] else "?", sql)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,8 @@ from freshness.config.server import ServerAddress
 from freshness.database.connection import connect
 from integration.configuration import PROFILE
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits, wait_until
-from integration.servers import DatabaseServer, Pair
-from integration.servers.process import ready_servers
+from integration.servers import Pair
+from integration.servers.mariadb import MariadbServer
 
 LATEST: Final = """[objects.latest]
 table = "orders"
@@ -252,19 +252,6 @@ def read_until(cache: Cache, name: str, is_wanted: Callable[[ReadOutcome], bool]
     return wait_until(ask, "a read is as wanted")
 
 
-@contextmanager
-def commits_waiting(primary: DatabaseServer) -> Iterator[None]:
-    """In here a commit of MariaDB is logged, and waits for a semi-synchronous replica before it is shown."""
-    for name, value in (("wait_point", "'AFTER_SYNC'"), ("wait_no_slave", "ON"), ("timeout", "3600000")):
-        primary.execute(f"SET GLOBAL rpl_semi_sync_master_{name} = {value}")
-    primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = ON")
-    ready_servers.add(("semi-synchronous replication", f"{primary.product} {primary.version}"))
-    try:
-        yield
-    finally:
-        primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
-
-
 @pytest.mark.parametrize("flavor", ["mariadb"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "change"),
@@ -285,7 +272,9 @@ def test_a_change_that_is_logged_and_not_shown_yet_is_not_stored_without(
     system.wait_covered()
     with closing(open_cache(system)) as cache, ThreadPoolExecutor(1) as pool:
         before = read_until(cache, name, lambda outcome: outcome is ReadOutcome.HIT)
-        with commits_waiting(system.pair.primary):
+        primary = system.pair.primary
+        assert isinstance(primary, MariadbServer)
+        with primary.commits_waiting():
             commit = pool.submit(system.execute, change)
             value, outcome = read_until(cache, name, lambda outcome: outcome is not ReadOutcome.HIT)
             assert not commit.done()

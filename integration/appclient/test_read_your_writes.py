@@ -357,6 +357,16 @@ def test_a_row_that_was_inserted_and_returned_is_the_sessions_own(systems: Calla
         connection.rollback()
 
 
+def test_a_read_only_primary_of_mariadb_shows_its_commits(systems: Callable[[Flavor], System]) -> None:
+    """Of Galera alone nothing is concluded from the log of a read-only server."""
+    system = systems("mariadb")
+    with stopped_replica(system), writing(system) as connection, closing(system.open_cache()) as cache:
+        change(connection, 280)
+        token = cache.database().commit_token(connection)
+        with system.pair.primary.setting("read_only", 1):
+            assert cache.get("customer", 280, at_least=token)["v"] == 1
+
+
 # -- the documentation ---------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import pytest
 from appclient import Cache
 from appclient.database.atleast import wait_sql
 from freshness.database.cluster import REMEDY
-from freshness.errors import SourceUnsuitable
+from freshness.errors import SourceUnavailable, SourceUnsuitable
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
 from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves, survive_kills
@@ -173,6 +173,26 @@ def test_reads_have_the_commits_of_their_session(
                 assert cache.get("customer", 11, at_least=token)["v"] == number
     for each in cluster.nodes:
         assert each.execute(wait_sql("mariadb", "1", 5), "7-1-1000000000") == [(1, None)]
+
+
+def test_a_previous_primary_does_not_show_a_commit_that_it_has_only_logged(
+    cluster: GaleraCluster, tmp_path: Path
+) -> None:
+    """All nodes have one server id: the commit is in its `gtid_current_pos`, and its rows lack it."""
+    previous, primary, _ = cluster.nodes
+    with Memcached() as node:
+        path = write(cluster, tmp_path, node)
+        with InvalidatorProcess(path):
+            pass  # it has prepared the shard, and adopts nothing now
+        cluster.make_primary(primary)
+        with closing(Cache.open(path)) as cache, previous.commits_waiting(), primary.connect("shop") as connection:
+            with connection.cursor() as cursor:
+                cursor.execute("UPDATE customers SET v = 1 WHERE id = 1")
+            token = cache.database().commit_token(connection)
+            previous.wait_caught_up(primary)
+            assert previous.execute("SELECT v FROM customers WHERE id = 1", database="shop") == [(0,)]
+            with pytest.raises(SourceUnavailable, match="not known to show the commits"):
+                cache.get("customer", 1, at_least=token)
 
 
 def test_nothing_is_stored_while_a_second_node_is_writable(cluster: GaleraCluster, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from integration.servers.database import USERS, DatabaseServer
-from integration.servers.process import ServerFailed, get_program, run_directory
+from integration.servers.process import ServerFailed, get_program, ready_servers, run_directory
 
 
 def _as_user() -> list[str]:
@@ -122,3 +123,12 @@ class MariadbServer(DatabaseServer):
 
     def replication_status(self) -> dict[str, Any]:
         return self._find_status_row("SHOW ALL SLAVES STATUS")
+
+    @contextmanager
+    def commits_waiting(self) -> Iterator[None]:
+        """In here a commit is logged, and waits for a semi-synchronous replica before it is shown."""
+        for name, value in (("wait_point", "'AFTER_SYNC'"), ("wait_no_slave", "ON"), ("timeout", "3600000")):
+            self.execute(f"SET GLOBAL rpl_semi_sync_master_{name} = {value}")
+        ready_servers.add(("semi-synchronous replication", f"{self.product} {self.version}"))
+        with self.setting("rpl_semi_sync_master_enabled", "ON"):
+            yield

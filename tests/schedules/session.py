@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, Self
 import pymysql
 from pymysql.cursors import DictCursor
 
+from appclient.database.atleast import COMMITTED
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 
 COLUMNS: Final = ("id", "version")
@@ -112,11 +113,11 @@ class Session:
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         if kind == "server":
             rest = "" if named is None else named["rest"] or ""
+            if rest == COMMITTED:
+                return ["committed"], [(self.variable(server, "@@global.gtid_current_pos"),)]
             if "information_schema" in rest:
                 count = len(keys) if self.engine == "InnoDB" else 0
                 return ["position", "count"], [(self.variable(server, rest.partition(",")[0]), count)]
-            if rest.startswith("@@"):
-                return [rest], [(self.variable(server, rest),)]
             if "gtid_owned" in rest or "log_slave_updates" in rest:
                 return ["until"], [(self.variable(server, _bound_of(rest)),)]
             return (["waited"], [("0",)]) if rest else ([], [()])
