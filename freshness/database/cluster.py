@@ -24,8 +24,12 @@ _COUNTING: Final = ("wsrep_gtid_mode", "log_bin", "log_slave_updates")
 """Settings by which all nodes of Galera give a commit one GTID."""
 
 _ASKED: Final = (
+    "version",
+    "version_comment",
     "wsrep_on",
     *_COUNTING,
+    "gtid_domain_id",
+    "wsrep_gtid_domain_id",
     "group_replication_group_name",
     "group_replication_single_primary_mode",
     "binlog_storage_engine",
@@ -42,9 +46,15 @@ def is_galera(variables: Mapping[str, str]) -> bool:
 
 def find_cluster(variables: Mapping[str, str]) -> str:
     """The sign of such a cluster in these global variables, "" for none."""
-    off = [name for name in _COUNTING if variables.get(name, "").upper() != "ON"]
-    if is_galera(variables) and off:
-        return f"{off[0]} is not ON: each node of this Galera cluster counts its commits for itself"
+    if is_galera(variables):
+        if "mariadb" not in variables.get("version", "").lower():
+            product = variables.get("version_comment", "").partition(" (")[0]
+            return f"it is a node of {product}, and of all clusters with wsrep_on only Galera of MariaDB is followed"
+        for name in _COUNTING:
+            if variables.get(name, "").upper() != "ON":
+                return f"{name} is not ON: each node of this Galera cluster counts its commits for itself"
+        if variables.get("gtid_domain_id") == variables.get("wsrep_gtid_domain_id"):
+            return "gtid_domain_id is wsrep_gtid_domain_id: a change of this node alone takes a GTID of its cluster"
     mode = variables.get("group_replication_single_primary_mode", "").upper()
     if mode == "OFF" and variables.get("group_replication_group_name"):
         return "group_replication_single_primary_mode is OFF: its group has several primaries"

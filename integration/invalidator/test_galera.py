@@ -21,7 +21,7 @@ from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
 from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves, survive_kills
 from integration.servers import Memcached
-from integration.servers.galera import GaleraCluster, galera_of_three
+from integration.servers.galera import DOMAIN, GaleraCluster, galera_of_three
 from integration.servers.program import InvalidatorProcess
 
 KEYS: Final = tuple(range(1, 11))
@@ -219,14 +219,21 @@ def test_only_with_adoption_is_a_second_writer_noticed(cluster: GaleraCluster, t
 
 
 @pytest.mark.parametrize("place", [0, 2], ids=["primary", "replica"])
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("wsrep_gtid_mode", 0, "wsrep_gtid_mode is not ON: each node of this Galera cluster counts"),
+        ("gtid_domain_id", DOMAIN, "gtid_domain_id is wsrep_gtid_domain_id: a change of this node alone"),
+    ],
+)
 def test_nodes_that_count_for_themselves_are_refused_by_name(
-    cluster: GaleraCluster, tmp_path: Path, place: int
+    cluster: GaleraCluster, tmp_path: Path, place: int, name: str, value: int, named: str
 ) -> None:
     """The one remedy is advised, although all nodes are writable."""
     for each in cluster.nodes:
         each.set_read_only(0)
-    node, named = cluster.nodes[place], "wsrep_gtid_mode is not ON: each node of this Galera cluster counts"
-    with Memcached() as cache_node, node.setting("wsrep_gtid_mode", 0):
+    node = cluster.nodes[place]
+    with Memcached() as cache_node, node.setting(name, value):
         path = write(cluster, tmp_path, cache_node)
         assert any(named in each for each in find_messages(path)["several-writers"])
         invalidator = InvalidatorProcess(path)

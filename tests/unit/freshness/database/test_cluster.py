@@ -30,5 +30,12 @@ def test_a_server_with_a_log_in_innodb(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "without binlog_storage_engine" in caught.value.hint
 
 
+def test_a_node_of_percona_xtradb_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    comment = "Percona XtraDB Cluster (GPL), Release rel27, Revision 4f3aa4b, WSREP version 26.1.4.3"
+    variables = {"version": "8.0.42-33.1", "version_comment": comment, "wsrep_on": "ON"}
+    with pytest.raises(SourceUnsuitable, match="a node of Percona XtraDB Cluster, and"):
+        require(monkeypatch, variables)
+
+
 def test_a_server_with_a_log_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     require(monkeypatch, {"wsrep_on": "OFF", "binlog_storage_engine": ""})

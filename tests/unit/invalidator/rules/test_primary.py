@@ -6,6 +6,8 @@ import pytest
 
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
+from freshness.errors import SourceUnsuitable
+from invalidator.rules.finding import require
 from invalidator.rules.primary import check_tablet, check_tested, check_version
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts, ahead_of
@@ -34,14 +36,28 @@ def test_a_server_that_is_new_enough(flavor: str, version: str) -> None:
 
 def test_a_node_of_galera() -> None:
     names = "wsrep_on", "wsrep_gtid_mode", "log_bin", "log_slave_updates"
-    variables = {"version": "10.11.6-MariaDB-log", **dict.fromkeys(names, "ON")}
+    domains = {"gtid_domain_id": "0", "wsrep_gtid_domain_id": "7"}
+    variables = {"version": "10.11.6-MariaDB-log", **domains, **dict.fromkeys(names, "ON")}
     assert list(check_version(ServerFacts(ADDRESS, "mariadb", variables))) == []
-    for name in names[1:]:
-        wrong = {**variables, name: "OFF"}
+    mistakes = [({name: "OFF"}, f"{name} is not ON") for name in names[1:]]
+    for mistake, named in [*mistakes, ({"gtid_domain_id": "7"}, "gtid_domain_id is wsrep_gtid_domain_id")]:
+        wrong = {**variables, **mistake}
         [found] = check_version(ServerFacts(ADDRESS, "mariadb", wrong))
         assert found.rule is Rule.SEVERAL_WRITERS
-        assert f"{name} is not ON" in found.message
+        assert named in found.message
         assert list(check_version(ServerFacts(ADDRESS, "mariadb", {**wrong, "wsrep_on": "OFF"}))) == []
+
+
+def test_a_node_of_percona_xtradb_cluster() -> None:
+    """Nobody here has it: the variables are those of its manual."""
+    comment = "Percona XtraDB Cluster (GPL), Release rel27, Revision 4f3aa4b, WSREP version 26.1.4.3"
+    variables = {"version": "8.0.42-33.1", "version_comment": comment, "wsrep_on": "ON"}
+    [found] = check_version(ServerFacts(ADDRESS, "mysql", variables))
+    assert found.rule is Rule.SEVERAL_WRITERS
+    assert "a node of Percona XtraDB Cluster, and" in found.message
+    with pytest.raises(SourceUnsuitable, match="a node of Percona XtraDB Cluster, and"):
+        require([found])
+    assert list(check_version(ServerFacts(ADDRESS, "mysql", {**variables, "wsrep_on": "OFF"}))) == []
 
 
 def test_a_group_with_several_primaries() -> None:
