@@ -22,8 +22,8 @@ Servers: TypeAlias = MutableMapping[str, ReadServer]
 """The server that was read, by lineage."""
 
 LOCK: Final = " LOCK IN SHARE MODE NOWAIT"
-BUSY: Final = (1205, 1020)
-"""Errors of a locking read: a writer holds a row."""
+BUSY: Final = (1205, 1020, 1213)
+"""Errors of a locking read: a writer holds a row, or on Galera a commit of another node has taken it away."""
 
 
 class KeyedRows(NamedTuple):

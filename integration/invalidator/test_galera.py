@@ -21,7 +21,7 @@ from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
 from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves, survive_kills
 from integration.servers import Memcached
-from integration.servers.galera import DOMAIN, GaleraCluster, galera_of_three
+from integration.servers.galera import DOMAIN, GaleraCluster, GaleraNode, galera_of_three
 from integration.servers.program import InvalidatorProcess
 
 KEYS: Final = tuple(range(1, 11))
@@ -81,6 +81,18 @@ def judged(
     path = write(cluster, folder, node, **shard)
     with judged_moves(cluster.nodes[0], cluster.nodes[1], node, path, KEYS) as moves:
         yield moves
+
+
+@contextmanager
+def isolated(node: GaleraNode) -> Iterator[None]:
+    """In here it is in no primary component, as it has lost the other nodes."""
+    node.execute("SET GLOBAL wsrep_provider_options = 'gmcast.isolate=1'")
+    try:
+        wait_until(lambda: not node.is_ready(), "it has lost the others", node.log_tail)
+        yield
+    finally:
+        node.execute("SET GLOBAL wsrep_provider_options = 'gmcast.isolate=0'")
+        node.wait_ready()
 
 
 def wait_adopted(system: System) -> None:
@@ -193,6 +205,26 @@ def test_a_previous_primary_does_not_show_a_commit_that_it_has_only_logged(
             assert previous.execute("SELECT v FROM customers WHERE id = 1", database="shop") == [(0,)]
             with pytest.raises(SourceUnavailable, match="not known to show the commits"):
                 cache.get("customer", 1, at_least=token)
+
+
+def test_a_node_that_refuses_queries_is_not_read(cluster: GaleraCluster, tmp_path: Path) -> None:
+    """One is outside of the primary component, then the other one refuses them, as a donor can."""
+    primary, outside, _ = cluster.nodes
+    with Memcached() as node:
+        path = write(GaleraCluster([primary, outside]), tmp_path, node)
+        with InvalidatorProcess(path):
+            pass  # it has prepared the shard
+        with closing(Cache.open(path)) as cache, isolated(outside):
+            for key in KEYS[2:]:
+                assert cache.get("customer", key)["v"] == 0
+            found = find_messages(path)
+            assert set(found) == {"not-replicating", "table-unreadable"}
+            assert "wsrep_local_state_comment is Initialized" in str(found)
+            refused = f"127.0.0.1:{primary.port}: reading: WSREP has not yet prepared node for application use"
+            with primary.setting("wsrep_reject_queries", "'ALL'"):
+                for key in (KEYS[0], 99):
+                    with pytest.raises(SourceUnavailable, match=refused):
+                        cache.get("customer", key)
 
 
 def test_nothing_is_stored_while_a_second_node_is_writable(cluster: GaleraCluster, tmp_path: Path) -> None:

@@ -102,6 +102,10 @@ def _check_streamed(replica: ServerFacts) -> Iterator[CheckFinding]:
 
 
 def _check_replication(replica: ServerFacts, facts: ShardFacts) -> Iterator[CheckFinding]:
+    stopped = list(find_stopped(replica.replication or ()))
+    if stopped and replica.state is None:
+        yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped))
+        return
     if replica.replication is None or replica.state is None:
         yield replica.find(
             Rule.HIDDEN,
@@ -116,7 +120,6 @@ def _check_replication(replica: ServerFacts, facts: ShardFacts) -> Iterator[Chec
             f"it leaves out a part of what it replicates ({', '.join(filters)}), and its"
             " position does not show it: what is read there can be old, and is stored",
         )
-    stopped = list(find_stopped(replica.replication))
     if not replica.state.follows and not is_galera(replica.variables):
         yield replica.find(Rule.NOT_REPLICATING, "it follows nobody")
     elif stopped:

@@ -270,8 +270,8 @@ class Server:
     """It shows the transactions up to ``shown``, and a row whose version is the last of them.
 
     ``logged``: the transactions in the log of a MariaDB primary. ``arrives``: the transactions that a replica shows
-    after a wait. ``has_table``: an invalidator has prepared it. ``is_down``: no statement is answered. ``is_locked``:
-    a writer holds the row.
+    after a wait. ``has_table``: an invalidator has prepared it. ``is_down``: no statement is answered.
+    ``lock_error``: the error of a lock of the row, 0 for none.
     """
 
     shown: int
@@ -282,7 +282,7 @@ class Server:
     has_table: bool = True
     flavor: str = "mysql"
     is_down: bool = False
-    is_locked: bool = False
+    lock_error: int = 0
     engine: str = "InnoDB"
     asked: list[str] = field(default_factory=list)
 
@@ -328,8 +328,8 @@ class Asked(Session):
         return super().answer(sql, keys)
 
     def lock(self, table: str, keys: Sequence[Any]) -> None:
-        if self._places[0].is_locked:
-            raise pymysql.err.OperationalError(1205, "Lock wait timeout exceeded")
+        if code := self._places[0].lock_error:
+            raise pymysql.err.OperationalError(code, "a writer holds the row")
 
 
 def open_shard(

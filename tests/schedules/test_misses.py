@@ -352,10 +352,16 @@ def test_a_lock_shows_all_that_is_in_the_log_of_mariadb(monkeypatch: pytest.Monk
     assert read(monkeypatch, Server(4, logged=7, flavor="mariadb")) == (4, "0-1-7")
 
 
-@pytest.mark.parametrize("change", [{"is_locked": True}, {"engine": "MyISAM"}], ids=str)
+@pytest.mark.parametrize("change", [{"lock_error": 1205}, {"engine": "MyISAM"}], ids=str)
 @pytest.mark.parametrize("read", WAYS)
 def test_without_the_lock_the_log_says_nothing(monkeypatch: pytest.MonkeyPatch, read: Any, change: Any) -> None:
     assert read(monkeypatch, Server(4, logged=7, flavor="mariadb", **change)) == (4, "0-1-4")
+
+
+@pytest.mark.parametrize("code", [1205, 1020, 1213])
+def test_without_the_lock_the_primary_is_read_and_no_replica(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    primary = Server(4, logged=7, flavor="mariadb", lock_error=code)
+    assert read_row(monkeypatch, primary, Server(3, flavor="mariadb")) == (4, "0-1-4")
 
 
 def test_each_table_of_a_composite_is_locked_before_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
