@@ -361,10 +361,10 @@ def test_a_read_only_primary_of_mariadb_shows_its_commits(systems: Callable[[Fla
     """Of Galera alone nothing is concluded from the log of a read-only server."""
     system = systems("mariadb")
     with stopped_replica(system), writing(system) as connection, closing(system.open_cache()) as cache:
-        change(connection, 280)
+        change(connection, 285)
         token = cache.database().commit_token(connection)
         with system.pair.primary.setting("read_only", 1):
-            assert cache.get("customer", 280, at_least=token)["v"] == 1
+            assert cache.get("customer", 285, at_least=token)["v"] == 1
 
 
 # -- the documentation ---------------------------------------------------------------------------------
