@@ -39,24 +39,17 @@ def _seed_of(run: dict[str, Any]) -> str:
 
 
 def faults() -> Iterator[tuple[str, ...]]:
-    """Each kind of fault in all runs: shares are of all values, times are the longest."""
+    """Each kind of fault in all runs: the share is of all values, the time is the longest."""
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in load_runs():
         for fault in run["faults"]:
             kinds[fault["fault"]].append(fault)
     for name, same in sorted(kinds.items()):
-        answered, hits = (sum(one[key] * one["values"] for one in same) for key in ("answered", "hits"))
+        answered = sum(one["answered"] * one["values"] for one in same)
         values = max(1, sum(one["values"] for one in same))
-        slowest, first = (max(one[key] for one in same) for key in ("slowest_read_seconds", "first_hit_seconds"))
+        slowest = max(one["slowest_read_seconds"] for one in same)
         times = sum(one["times"] for one in same)
-        yield (
-            name,
-            str(times),
-            f"{math.floor(1000 * answered / values) / 10:.1f} %",
-            f"{hits / values:.0%}".replace("%", " %"),
-            f"{slowest:.1f}",
-            f"{first:.1f}",
-        )
+        yield name, str(times), f"{math.floor(1000 * answered / values) / 10:.1f} %", f"{slowest:.1f}"
 
 
 def bugs() -> Iterator[tuple[str, ...]]:

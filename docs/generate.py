@@ -266,9 +266,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
         + "\n"
         + chaos.sentence()
     ),
-    "chaosfaults": lambda: _table(
-        ("fault", "times", "answered", "hits", "slowest read, s", "first hit after it, s"), chaos.faults()
-    ),
+    "chaosfaults": lambda: _table(("fault", "times", "answered", "slowest read, s"), chaos.faults()),
     "chaosbugs": lambda: _table(("defence removed", "seed", "violations", "of"), chaos.bugs()),
     "chaossentence": chaos.sentence,
     "soak": lambda: _table(("process", "memory, MB", "files", "threads", "flat"), soak.rows()),
