@@ -42,8 +42,8 @@ class CacheConfig:
         'With backend "memory" any distinct names.'
     )
     previous_nodes: tuple[str, ...] = setting(
-        "The nodes before a change of `nodes`: keys are invalidated on the nodes of both, and entries "
-        "move from these to those. Each change of the two comes with a higher `topology`.",
+        "The nodes before a change of `nodes`: keys are invalidated on both, and entries move from these to those. "
+        "Each change of the two comes with a higher `topology`.",
         (),
     )
     nodes_from: str = setting(
@@ -73,8 +73,7 @@ class CacheConfig:
         bounds=(64, VALUE_BYTES_MAX),
     )
     stripes: int = setting(
-        "Stripes of each shard on each node, of about 100 bytes. With more of them fewer neighbours are "
-        "in the way of a fill.",
+        "Stripes of each shard on each node, of about 100 bytes. More of them refuse fewer fills.",
         65_536,
         bounds=(1, 1 << 24),
     )
@@ -91,8 +90,7 @@ class CacheConfig:
         "bypass",
     )
     node_refresh_seconds: float = setting(
-        "The largest age of the copy of the node record that hits trust. A change of a whole table takes as long "
-        "to reach the readers.",
+        "The largest age of the copy of the node record that hits trust: so late a change of a whole table shows.",
         1.0,
         bounds=(0, 3600),
     )
@@ -111,8 +109,8 @@ class CacheConfig:
         "How long another reader waits for that fill before it reads the database itself.", 250, bounds=(0, 60_000)
     )
     primary_reads_per_second: float = setting(
-        "Reads of primaries by a process, because the replicas lack what the cache says the rows must "
-        "show, and those of on_unknown. Beyond it a replica is read, and nothing stored.",
+        "Reads of primaries by a process, because the replicas lack what the rows must show, and those of "
+        "on_unknown. Beyond it a replica is read, and nothing stored.",
         100.0,
         bounds=(0, 1_000_000),
     )

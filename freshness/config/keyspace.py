@@ -63,8 +63,8 @@ class Shard:
         True,
     )
     continues: tuple[str, ...] = setting(
-        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication. "
-        "Consumers of the update stream continue in this shard from their positions in those.",
+        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication: there "
+        "consumers of the update stream continue in this shard.",
         (),
     )
     primary: ServerAddress = setting(
@@ -74,9 +74,7 @@ class Shard:
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
     primary_for_reads: ServerAddress | None = setting(
-        "The primary with the account with which applications read it, written like primary. Left out: the "
-        "account of primary.",
-        None,
+        "The primary with the account of applications, written like primary. Left out: the account of primary.", None
     )
     vtgate: VtgateAddress | None = setting(
         "Required with flavor vitess: the gRPC port of vtgate, whose VStream is followed, "

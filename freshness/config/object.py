@@ -48,9 +48,8 @@ class ObjectConfig:
         "For a list: maximum of rows, from the first on.", 0, bounds=(1, 100_000), default_text="none"
     )
     fill_from_log: bool = setting(
-        "For a row by its primary key: a change replaces an entry that is there by the row as the log has"
-        " it, so a row that is written often stays a hit. Costs the invalidator more. Not with flavor "
-        "vitess.",
+        "For a row by its primary key: a change replaces an entry by the row as the log has it, so that it stays a "
+        "hit. Costs the invalidator more. Not with flavor vitess.",
         default=False,
     )
     local_copy_seconds: float = setting(
