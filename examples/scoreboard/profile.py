@@ -1,7 +1,8 @@
 """The processor time of an application's pages, in one process, by the part whose code runs.
 
-``python -m examples.scoreboard.profile`` prints a table with a line for each shop and cache. The time is that of the process without a profiler, the median of rounds that all caches have in turn;
-the parts are their shares of cProfile's time, which makes calls dearer than they are.
+``python -m examples.scoreboard.profile`` prints a table with a line for each shop and cache. The time is that of
+the process without a profiler, the median of rounds that all caches have in turn; the parts are their shares of
+cProfile's time, which makes calls dearer than they are.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class HttpConfig:
     )
     consumers_max: int = setting("The most clients that may read the update stream at once.", 16, bounds=(1, 1000))
     connections_max: int = setting(
-        "The most connections to the service. One more replaces the one that is idle longest; if none is, it is closed.",
+        "The most connections to the service. One more replaces the one that is idle longest; "
+        "if none is, it is closed.",
         256,
         bounds=(2, 10_000),
     )
