@@ -20,8 +20,8 @@ from freshness.algorithm.view import NodeView
 from freshness.config.config import Config
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
-from freshness.database.cluster import require_no_cluster
-from freshness.database.connection import Connection
+from freshness.database.cluster import CLUSTER_VARIABLES, require_no_cluster
+from freshness.database.connection import Connection, read_variables
 from freshness.database.schema import key_columns, keyspace_id
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
@@ -199,7 +199,7 @@ class Lookups:
 
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
             if database.keyspace.flavor != "vitess":
-                require_no_cluster(connection, address)
+                require_no_cluster(read_variables(connection, CLUSTER_VARIABLES), address)
             return key_columns(connection, address.database, table, names, is_unique, ordered_by)
 
         failed: SourceUnavailable | None = None

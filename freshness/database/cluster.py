@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection, read_rows
 from freshness.errors import SourceUnsuitable
 
 REMEDY = "use a primary with replicas, Group Replication in single-primary mode, or Galera as docs/topology.md has it"
@@ -23,7 +22,7 @@ LOG_REMEDY = "start it without binlog_storage_engine"
 _COUNTING: Final = ("wsrep_gtid_mode", "log_bin", "log_slave_updates")
 """Settings by which all nodes of Galera give a commit one GTID."""
 
-_ASKED: Final = (
+CLUSTER_VARIABLES: Final = (
     "version",
     "version_comment",
     "wsrep_on",
@@ -67,10 +66,8 @@ def find_log_in_engine(variables: Mapping[str, str]) -> str:
     return f"binlog_storage_engine is {engine}: its log is in no files of its own" if engine else ""
 
 
-def require_no_cluster(connection: Connection, address: ServerAddress) -> None:
-    """And no log in InnoDB. Raises `ClusterRefused`, and what pymysql raises."""
-    rows = read_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_ASKED}")
-    variables = {str(name).lower(): str(value) for name, value in rows}
+def require_no_cluster(variables: Mapping[str, str], address: ServerAddress) -> None:
+    """And no log in InnoDB. ``variables``: those of `CLUSTER_VARIABLES` at least. Raises `ClusterRefused`."""
     where = f"{address.host}:{address.port}"
     if found := find_cluster(variables):
         raise ClusterRefused(f"{where}: {found}", hint=REMEDY)

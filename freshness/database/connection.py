@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -48,6 +48,9 @@ UNCUT: Final = 2**63 - 1
 _UTC: Final = "SET time_zone = '+00:00'"
 """A server shows a TIMESTAMP in the session's time zone. One value is cached for all sessions, so all use the time
 zone of the binary log."""
+
+IDENTITY: Final = {"mysql": ("server_uuid",), "mariadb": ("server_id", "hostname", "port", "server_uid")}
+"""The variables that make up the identity of a server, by flavor."""
 
 _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _FATAL_DUMP_ERROR: Final = 1236
@@ -264,6 +267,13 @@ def read_rows(connection: Connection, sql: str, parameters: Any = None) -> list[
         return list(cursor.fetchall())
 
 
+def read_variables(connection: Connection, names: Sequence[str] = ()) -> dict[str, str]:
+    """Global variables by lower-case name: these, or all. Errors come out as they are."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    chosen = f" WHERE Variable_name IN ({listed})" if names else ""
+    return {str(name).lower(): str(value) for name, value in read_rows(connection, f"SHOW GLOBAL VARIABLES{chosen}")}
+
+
 def executed_position(connection: Connection, flavor: str) -> Position:
     """Everything that this server has executed: the head, for floors and for "start now". Read on the primary.
 
@@ -300,13 +310,16 @@ def server_identity(connection: Connection, flavor: str) -> str:
     """The name by which a server is known again, also after a restart and under another address. MySQL: its
     server_uuid. MariaDB: server id, host and port, since a server that replaces another one may have its server id;
     and the uid that it makes of its machine, if any. Errors come out as they are."""
-    if flavor == "mysql":
+    if flavor == "mysql":  # also behind a vtgate
         [(identity,)] = read_rows(connection, "SELECT @@global.server_uuid")
-        return str(identity).lower()
-    names = "server_id", "hostname", "port", "server_uid"
-    listed = ", ".join(f"'{name}'" for name in names)
-    found = dict(read_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})"))
-    return " ".join(str(found[name]) for name in names if found.get(name))
+        return identity_of(flavor, {"server_uuid": str(identity)})
+    return identity_of(flavor, read_variables(connection, IDENTITY[flavor]))
+
+
+def identity_of(flavor: str, variables: Mapping[str, str]) -> str:
+    """`server_identity` of a server with these global variables, "" if it does not report it."""
+    found = " ".join(filter(None, (variables.get(name) for name in IDENTITY[flavor])))
+    return found.lower() if flavor == "mysql" else found
 
 
 def quote_name(name: str) -> str:

@@ -11,17 +11,18 @@ from typing import Final, NamedTuple, TypeAlias
 from freshness.database.connection import Connection, read_rows
 from freshness.errors import SourceUnsuitable
 
-_EFFECTIVE: Final = """(delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
+_HAS_EFFECT: Final = """(delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
     OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT'))"""
-_ANY: Final = f"SELECT 1 FROM information_schema.referential_constraints WHERE {_EFFECTIVE} LIMIT 1"
-"""MariaDB opens all tables for it, and again for each table of the join."""
+EFFECTIVE: Final = f"""SELECT table_name, referenced_table_name FROM information_schema.referential_constraints
+  WHERE {_HAS_EFFECT}"""
+"""Child and parent of each. MariaDB opens all tables for it, and again for each table of the join."""
 
 _FOREIGN_KEYS: Final = f"""SELECT r.constraint_schema, r.table_name, k.column_name,
     r.unique_constraint_schema, r.referenced_table_name, k.referenced_column_name, r.delete_rule, r.update_rule
   FROM information_schema.referential_constraints r LEFT JOIN information_schema.key_column_usage k
     ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name
       AND k.table_name = r.table_name AND k.referenced_column_name IS NOT NULL
-  WHERE {_EFFECTIVE}"""
+  WHERE {_HAS_EFFECT}"""
 _PASSIVE: Final = frozenset(("NO ACTION", "RESTRICT"))
 
 
@@ -41,7 +42,7 @@ Cascades: TypeAlias = Mapping[str, frozenset[Cause]]
 def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[Cause]]:
     """The cascades that reach these tables of the database. Raises `SourceUnsuitable` if the columns of a foreign
     key are hidden from the account."""
-    if not read_rows(connection, _ANY):
+    if not read_rows(connection, f"{EFFECTIVE} LIMIT 1"):
         return {}
     causes: dict[Cause, set[Cause]] = {}
     for row in read_rows(connection, _FOREIGN_KEYS):

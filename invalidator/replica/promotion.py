@@ -107,8 +107,8 @@ class PromotionWatch:
             if isinstance(look, ClusterRefused):
                 return SourceUnavailable(look.message, hint=look.hint)  # it may be so for a moment
         states = {address: look for address, look in looks.items() if isinstance(look, ServerState)}
-        counting = {(state.group, state.identity) for state in states.values() if state.group}
-        if self.flavor == "mariadb" and len(counting) > 1:
+        counting = {(state.domain, state.identity) for state in states.values() if state.domain}
+        if len(counting) > 1:
             named = ", ".join(f"{domain}-{server}" for domain, server in sorted(counting))
             return SourceUnavailable(
                 f"nodes of the Galera cluster of {self.shard.lineage} give different GTIDs: {named}",

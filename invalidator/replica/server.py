@@ -13,8 +13,16 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.config.server import ServerAddress
-from freshness.database.cluster import is_galera, require_no_cluster
-from freshness.database.connection import Connection, connected, read_rows, replicated_position, server_identity
+from freshness.database.cluster import CLUSTER_VARIABLES, is_galera, require_no_cluster
+from freshness.database.connection import (
+    IDENTITY,
+    Connection,
+    connected,
+    identity_of,
+    read_rows,
+    read_variables,
+    replicated_position,
+)
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
@@ -39,14 +47,16 @@ group has received from its predecessor."""
 
 _SYNCED: Final = "Synced"
 
-
-def is_replica(connection: Connection, flavor: str) -> bool:
-    """Whether this server is set up to follow another one, running or not."""
-    return follows_another(read_replication(connection, flavor))
+_ROLE: Final = "read_only", "gtid_slave_pos", "log_replica_updates", "slave_skip_errors", "replica_skip_errors"
+_WORKERS: Final = "slave_parallel_threads", "slave_parallel_workers", "replica_parallel_workers"
+_ORDER: Final = "slave_preserve_commit_order", "replica_preserve_commit_order"
+_LOOKED_AT: Final = (*CLUSTER_VARIABLES, *IDENTITY["mysql"], *IDENTITY["mariadb"], *_ROLE, *_WORKERS, *_ORDER)
+"""The variables that `read_state` takes."""
 
 
 def follows_another(replication: Iterable[Mapping[str, str]]) -> bool:
-    """Whether a server with these rows of `read_replication` follows another one. The primary of a group does not."""
+    """Whether a server with these rows of `read_replication` is set up to follow another one, running or not. The
+    primary of a group does not."""
     return any(row.get("Member_Role") != "PRIMARY" for row in replication)
 
 
@@ -77,7 +87,7 @@ class ServerState:
     ``purged`` is empty on MariaDB, which reports it only when streaming starts. ``last_numbers`` (MariaDB): the
     highest sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     ``is_read_only``: to all accounts without a privilege for it. ``group``: the group of Group Replication that it is
-    in, "" for none: the origin of the GTIDs of all its members; of a cluster of Galera, the domain of its GTIDs.
+    in, "" for none: the origin of the GTIDs of all its members. ``domain``: that of its cluster of Galera, or "".
     ``is_elected``: it became the primary of that group, and still applies what its predecessor has committed.
     """
 
@@ -92,6 +102,7 @@ class ServerState:
     server: str = ""
     is_read_only: bool = False
     group: str = ""
+    domain: str = ""
     is_elected: bool = False
 
     def is_origin(self, position: Position) -> bool:
@@ -99,7 +110,7 @@ class ServerState:
         elsewhere before this server shows it (F57)."""
         if isinstance(position, MariadbPosition):
             [gtid] = position.gtids()
-            return str(gtid.server) == self.identity and self.group in ("", str(gtid.domain))
+            return str(gtid.server) == self.identity and self.domain in ("", str(gtid.domain))
         [origin] = position.by_source()
         return origin in (self.identity, self.group)
 
@@ -148,8 +159,9 @@ def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> S
     """Look at a server on a short connection of its own; ``timeout_seconds`` bounds each answer. Raises
     `SourceUnavailable` or `SourceUnsuitable`."""
     with connected(address, "looking at its state", timeout_seconds=timeout_seconds) as connection:
-        require_no_cluster(connection, address)
-        return read_state(connection, flavor)
+        variables = read_variables(connection, _LOOKED_AT)
+        require_no_cluster(variables, address)
+        return read_state(connection, flavor, variables)
 
 
 def find_sessions(address: ServerAddress) -> list[str]:
@@ -175,10 +187,11 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
     past ``start`` is not seen here: the epoch is for that.
     """
     where = f"{address.host}:{address.port}"
-    require_applied(where, _is_elected(_read_member(connection, flavor)))
+    variables = read_variables(connection, _LOOKED_AT)
+    require_applied(where, _is_elected(_read_member(connection, variables)))
     executed = replicated_position(connection, flavor)
     if not executed.contains(start):
-        if is_replica(connection, flavor):
+        if follows_another(read_replication(connection, flavor, variables)):
             raise SourceUnavailable(
                 f"replica {where} has not yet executed all of the start position",
                 hint="wait for it, or stream from another server",
@@ -207,73 +220,62 @@ def require_applied(where: str, is_elected: bool) -> None:
         )
 
 
-def read_state(connection: Connection, flavor: str) -> ServerState:
+def read_state(connection: Connection, flavor: str, variables: Mapping[str, str]) -> ServerState:
     """`look_at` on a connection that is there. Errors of pymysql come out as they are."""
-    replication = read_replication(connection, flavor)
+    replication = read_replication(connection, flavor, variables)
     is_elected = _is_elected(replication)
     if flavor == "mysql":
-        [(identity, read_only, executed, purged)] = read_rows(
-            connection,
-            "SELECT @@global.server_uuid, @@global.read_only, @@global.gtid_executed, @@global.gtid_purged",
-        )
+        [(executed, purged)] = read_rows(connection, "SELECT @@global.gtid_executed, @@global.gtid_purged")
         history = ""
     else:
-        [(identity, read_only, executed, history)] = read_rows(
+        [(executed, history)] = read_rows(
             connection,
-            "SELECT @@global.server_id, @@global.read_only, CONCAT_WS(',', NULLIF(@@global.gtid_binlog_pos, ''),"
+            "SELECT CONCAT_WS(',', NULLIF(@@global.gtid_binlog_pos, ''),"
             " NULLIF(@@global.gtid_slave_pos, '')),"
             " CONCAT_WS(',', NULLIF(@@global.gtid_binlog_state, ''), NULLIF(@@global.gtid_slave_pos, ''))",
         )
         purged = ""
     return ServerState(
-        identity=str(identity).lower(),
+        identity=variables["server_uuid" if flavor == "mysql" else "server_id"].lower(),
         executed=parse_position(flavor, str(executed)),
         purged=parse_position(flavor, str(purged)),
         follows=follows_another(replication),
         stopped="; ".join(find_stopped(replication)),
-        unfit="; ".join(_find_unfit(connection, replication)),
+        unfit="; ".join(_find_unfit(connection, replication, variables)),
         # It lets nobody read a table
         heartbeats=({} if is_elected else read_heartbeats(connection, "id", "min_us", "min_us > 0")) or {},
         last_numbers=_last_numbers(str(history)),
-        server=server_identity(connection, flavor),
-        is_read_only=str(read_only).upper() not in _WRITABLE,
+        server=identity_of(flavor, variables),
+        is_read_only=variables["read_only"].upper() not in _WRITABLE,
         group=next((row["Group_Name"].lower() for row in replication if "Group_Name" in row), ""),
+        domain=variables["wsrep_gtid_domain_id"] if is_galera(variables) else "",
         is_elected=is_elected,
     )
 
 
-def read_replication(connection: Connection, flavor: str) -> list[dict[str, str]]:
+def read_replication(connection: Connection, flavor: str, variables: Mapping[str, str]) -> list[dict[str, str]]:
     """One row for each server that this one follows, and one for the group that it is in. Errors of pymysql come out
     as they are."""
     if flavor == "mariadb":
-        return _read_named(connection, "SHOW ALL SLAVES STATUS") + _read_galera(connection)
+        return _read_named(connection, "SHOW ALL SLAVES STATUS") + _read_galera(connection, variables)
     try:
         rows = _read_named(connection, "SHOW REPLICA STATUS")
     except pymysql.ProgrammingError:  # before MySQL 8.0.22
         rows = _read_named(connection, "SHOW SLAVE STATUS")
-    return rows + _read_member(connection, flavor)
+    return rows + _read_member(connection, variables)
 
 
-def _read_member(connection: Connection, flavor: str) -> list[dict[str, str]]:
+def _read_member(connection: Connection, variables: Mapping[str, str]) -> list[dict[str, str]]:
     """No other server than one with a group's name is asked: the answer takes a privilege."""
-    is_asked = flavor == "mysql" and any(
-        name for _, name in read_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'group_replication_group_name'")
-    )
-    return _read_named(connection, _MEMBER) if is_asked else []
+    return _read_named(connection, _MEMBER) if variables.get("group_replication_group_name") else []
 
 
-def _read_galera(connection: Connection) -> list[dict[str, str]]:
+def _read_galera(connection: Connection, variables: Mapping[str, str]) -> list[dict[str, str]]:
     """As `_MEMBER`. All nodes can write; the one that is not read-only counts as the primary."""
-    names = "'wsrep_on', 'read_only', 'wsrep_gtid_domain_id'"
-    rows = read_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
-    variables = {str(name): str(value) for name, value in rows}
     if not is_galera(variables):
         return []
     [(_, state)] = read_rows(connection, "SHOW GLOBAL STATUS LIKE 'wsrep_local_state_comment'")
-    row = {
-        "Group_Name": variables["wsrep_gtid_domain_id"],
-        "Member_Role": "PRIMARY" if variables["read_only"].upper() in _WRITABLE else "SECONDARY",
-    }
+    row = {"Member_Role": "PRIMARY" if variables["read_only"].upper() in _WRITABLE else "SECONDARY"}
     if state != _SYNCED:
         row.update(Slave_SQL_Running="No", Last_SQL_Error=f"wsrep_local_state_comment is {state}")
     return [row]
@@ -293,7 +295,9 @@ def find_stopped(replication: Iterable[Mapping[str, str]]) -> Iterator[str]:
                 yield f"its {thread} thread is stopped{': ' if error else ''}{error[:200]}"
 
 
-def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> Iterator[str]:
+def _find_unfit(
+    connection: Connection, replication: list[dict[str, str]], variables: Mapping[str, str]
+) -> Iterator[str]:
     """Settings that keep changes of the primary out of a replica's own log, without a trace in it (I8), or that bring
     them into another order there: an own heartbeat must not overtake them (F92)."""
     filters = sorted({name for row in replication for name in find_filters(row)})
@@ -301,16 +305,6 @@ def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> It
         yield f"it filters what it replicates: {', '.join(filters)}"
     if not replication:
         return
-    variables = {
-        name.lower(): value
-        for name, value in read_rows(
-            connection,
-            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('log_bin', 'log_slave_updates', 'log_replica_updates',"
-            " 'slave_skip_errors', 'replica_skip_errors', 'slave_parallel_threads', 'gtid_slave_pos',"
-            " 'slave_parallel_workers', 'slave_preserve_commit_order', 'replica_parallel_workers',"
-            " 'replica_preserve_commit_order')",
-        )
-    }
     if not logs_updates(variables):
         yield "it does not log what it replicates (log_bin, log_replica_updates)"
     skipped = find_skipped(variables)

@@ -16,7 +16,7 @@ from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.cluster import find_cluster, find_log_in_engine, is_galera
 from freshness.database.connection import Connection, read_rows
-from freshness.database.foreignkey import find_cascades, name_parents
+from freshness.database.foreignkey import EFFECTIVE, find_cascades, name_parents
 from invalidator.replica.server import logs_updates
 from invalidator.rules.finding import CheckFinding, by_severity
 from invalidator.rules.rule import Rule
@@ -40,11 +40,6 @@ DIFFERENCES: Final = (
 LOGS_CASCADES_FROM: Final = (9, 6)
 RETENTION_SECONDS_MIN: Final = 3 * 86_400
 
-_CASCADES: Final = """SELECT table_name, referenced_table_name FROM information_schema.referential_constraints
-  WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
-     OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
-
-
 _ENGINES: Final = """SELECT table_name, engine FROM information_schema.tables
   WHERE table_schema = %s AND engine IS NOT NULL ORDER BY table_name"""
 
@@ -53,11 +48,15 @@ TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
 
 
 def check_database(
-    connection: Connection, address: ServerAddress, flavor: str, tables: Collection[str] = ()
+    connection: Connection, address: ServerAddress, flavor: str, tables: Collection[str] = (), *, adopts: bool = True
 ) -> list[CheckFinding]:
-    """All findings on the server that is streamed from, the errors first. Raises what pymysql raises."""
+    """All findings on the server that is streamed from, the errors first. ``adopts``: a promotion is. Raises what
+    pymysql raises."""
     server = ServerFacts.look(connection, address, flavor)
     found = check_server(server)
+    if is_galera(server.variables) and not adopts:
+        told = "a node of a Galera cluster needs adopt_promotions, which notices a second writable one"
+        found.insert(0, server.find(Rule.SEVERAL_WRITERS, told))
     if not any(each.rule in (Rule.FLAVOR, Rule.OLD_SERVER) for each in found):
         found += _check_cascades(server, connection, tables)
         found += _check_engines(server, connection, tables)
@@ -87,13 +86,7 @@ def check_shard(
     """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
     `Shard.writable` and not everything can be asked."""
     if shard.vtgate is None:
-        found = check_database(connection, shard.primary, flavor, tables)
-        asked = dict(read_rows(connection, "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'"))
-        if not shard.adopt_promotions and is_galera(asked):
-            where = f"{shard.primary.host}:{shard.primary.port}"
-            told = f"{where}: a node of a Galera cluster needs adopt_promotions, which notices a second writable one"
-            found.insert(0, CheckFinding(Rule.SEVERAL_WRITERS, told, where=where))
-        return found
+        return check_database(connection, shard.primary, flavor, tables, adopts=shard.adopt_promotions)
     names = ("version", "log_bin", "binlog_row_image", "gtid_mode")
     [values] = read_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")
     variables = {name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(names, values, strict=True)}
@@ -101,7 +94,7 @@ def check_shard(
     found = list(check_version(server)) or list(check_tablet(server))
     return found + [
         server.find(Rule.TABLET_CASCADE, f"a foreign key of {parent} changes {child} in MySQL, where no log has it")
-        for child, parent in sorted({(str(row[0]), str(row[1])) for row in read_rows(connection, _CASCADES)})
+        for child, parent in sorted({(str(row[0]), str(row[1])) for row in read_rows(connection, EFFECTIVE)})
         if child in set(tables)
     ]
 

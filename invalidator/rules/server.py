@@ -15,7 +15,7 @@ import pymysql
 
 from freshness.config.server import ServerAddress
 from freshness.database.cluster import is_galera
-from freshness.database.connection import Connection, read_rows
+from freshness.database.connection import Connection, identity_of, read_rows, read_variables
 from invalidator.replica.server import ServerState, find_log_filters, read_heartbeats, read_replication, read_state
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
@@ -47,15 +47,14 @@ class ServerFacts:
     @classmethod
     def look(cls, connection: Connection, address: ServerAddress, flavor: str) -> ServerFacts:
         """Raises what pymysql raises."""
-        rows = read_rows(connection, "SHOW GLOBAL VARIABLES")
-        variables = {str(name).lower(): str(value) for name, value in rows}
+        variables = read_variables(connection)
         facts = cls(address, flavor, variables)
         if facts.is_mariadb != (flavor == "mariadb"):
             return facts  # it would not understand the rest
         hours = None
         if facts.service in AMAZON:
             hours = _ask(lambda: read_retention(read_rows(connection, "CALL mysql.rds_show_configuration")))
-        replication = _ask(lambda: read_replication(connection, flavor))
+        replication = _ask(lambda: read_replication(connection, flavor, variables))
         filters = _ask(lambda: find_log_filters(connection))
         return replace(
             facts,
@@ -63,7 +62,7 @@ class ServerFacts:
             grants=tuple(str(row[0]) for row in read_rows(connection, "SHOW GRANTS")),
             replication=None if replication is None else tuple(replication),
             log_filters=None if filters is None else tuple(filters),
-            state=_ask(lambda: read_state(connection, flavor)),
+            state=_ask(lambda: read_state(connection, flavor, variables)),
             topologies=_ask(
                 lambda: read_heartbeats(connection, "watermark", "MAX(sequence)", "id LIKE '=%' GROUP BY watermark")
             ),
@@ -92,8 +91,7 @@ class ServerFacts:
     @property
     def identity(self) -> str:
         """The same for two addresses of one server, "" if the server does not report it."""
-        names = ("server_uuid",) if self.flavor == "mysql" else ("server_id", "hostname", "port", "server_uid")
-        return " ".join(filter(None, (self[name] for name in names)))
+        return identity_of(self.flavor, self.variables)
 
     @property
     def heartbeat_domain(self) -> str:

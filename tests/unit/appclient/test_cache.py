@@ -444,7 +444,7 @@ def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache
         return tuple(KeyColumn(each, kinds[each], collations.get(kinds[each], "")) for each in names)
 
     monkeypatch.setattr("appclient.reading.lookup.key_columns", columns_of)
-    monkeypatch.setattr("appclient.reading.lookup.require_no_cluster", lambda *_: None)
+    monkeypatch.setattr("appclient.reading.lookup.read_variables", lambda *_: {})
     monkeypatch.setattr(ShardDatabase, "run", lambda shard, read: read(None, shard._shard.primary))
     monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(None), None))
     path = tmp_path / "freshness.toml"

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from freshness.config.server import ServerAddress
-from freshness.database.cluster import require_no_cluster
+from freshness.database.cluster import CLUSTER_VARIABLES, require_no_cluster
 from freshness.errors import SourceUnsuitable
 
 ADDRESS = ServerAddress("db.example.com", 3306, "app", "app", "shop")
-CONNECTION: Any = None
 
 
-def require(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def require(variables: dict[str, str]) -> None:
     """On a server that has these variables, and answers for those that it is asked for."""
-
-    def read_rows(_: object, sql: str) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in variables.items() if f"'{name}'" in sql]
-
-    monkeypatch.setattr("freshness.database.cluster.read_rows", read_rows)
-    require_no_cluster(CONNECTION, ADDRESS)
+    require_no_cluster({name: variables[name] for name in variables if name in CLUSTER_VARIABLES}, ADDRESS)
 
 
-def test_a_server_with_a_log_in_innodb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_with_a_log_in_innodb() -> None:
     with pytest.raises(SourceUnsuitable, match="binlog_storage_engine is innodb") as caught:
-        require(monkeypatch, {"binlog_storage_engine": "innodb"})
+        require({"binlog_storage_engine": "innodb"})
     assert "without binlog_storage_engine" in caught.value.hint
 
 
-def test_a_node_of_percona_xtradb_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_of_percona_xtradb_cluster() -> None:
     comment = "Percona XtraDB Cluster (GPL), Release rel27, Revision 4f3aa4b, WSREP version 26.1.4.3"
     variables = {"version": "8.0.42-33.1", "version_comment": comment, "wsrep_on": "ON"}
     with pytest.raises(SourceUnsuitable, match="a node of Percona XtraDB Cluster, and"):
-        require(monkeypatch, variables)
+        require(variables)
 
 
-def test_a_server_with_a_log_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    require(monkeypatch, {"wsrep_on": "OFF", "binlog_storage_engine": ""})
+def test_a_server_with_a_log_of_files() -> None:
+    require({"wsrep_on": "OFF", "binlog_storage_engine": ""})

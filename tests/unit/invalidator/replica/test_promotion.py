@@ -103,9 +103,9 @@ def test_a_doubt_is_refused(a: Look, b: Look, c: Look, why: str) -> None:
 
 
 def test_nodes_of_galera_that_count_differently_are_refused() -> None:
-    a, b = (replace(state(number, "7-1-9", role), identity="1", group="7") for number, role in ((1, ""), (2, "rf")))
+    a, b = (replace(state(number, "7-1-9", role), identity="1", domain="7") for number, role in ((1, ""), (2, "rf")))
     assert Scene("7-1-9").see(a, b, DOWN) is None
-    for other in (replace(b, group="9"), replace(b, identity="2")):
+    for other in (replace(b, domain="9"), replace(b, identity="2")):
         refused = Scene("7-1-9").see(a, other, DOWN)
         assert refused is not None
         assert "give different GTIDs" in refused.message
@@ -122,7 +122,7 @@ def test_a_cluster_that_is_refused_ends_the_stream_for_a_while() -> None:
 
 def test_a_local_write_of_a_node_of_galera_is_errant() -> None:
     """It has the server id of the primary, and is in no other log."""
-    a, b = (replace(state(1, history, ""), group="7") for history in ("7-1-9", "7-1-10,11-1-1"))
+    a, b = (replace(state(1, history, ""), domain="7") for history in ("7-1-9", "7-1-10,11-1-1"))
     assert find_foreign(b, a, empty_position("mariadb")) == "11-1-1"
 
 

@@ -933,11 +933,11 @@ def test_old_numbers_of_a_previous_primary_are_not_errant() -> None:
 def test_a_commit_that_a_node_of_galera_made_for_itself_is_not_the_primarys() -> None:
     """All nodes have one server id; the cluster's own commits have its domain."""
     nothing = parse_position("mariadb", "")
-    primary = ServerState("1", nothing, nothing, False, "", "", {}, group="7")
+    primary = ServerState("1", nothing, nothing, False, "", "", {}, domain="7")
     assert primary.is_origin(parse_position("mariadb", "7-1-5"))
     assert not primary.is_origin(parse_position("mariadb", "11-1-5"))
     assert not primary.is_origin(parse_position("mariadb", "0-7-5"))
-    assert replace(primary, group="").is_origin(parse_position("mariadb", "11-1-5"))
+    assert replace(primary, domain="").is_origin(parse_position("mariadb", "11-1-5"))
 
 
 # -- any order of events --------------------------------------------------------------------------------
