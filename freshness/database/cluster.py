@@ -67,7 +67,7 @@ def find_log_in_engine(variables: Mapping[str, str]) -> str:
 
 
 def require_no_cluster(variables: Mapping[str, str], address: ServerAddress) -> None:
-    """And no log in InnoDB. ``variables``: those of `CLUSTER_VARIABLES` at least. Raises `ClusterRefused`."""
+    """And no log in InnoDB. ``variables``: `CLUSTER_VARIABLES` at least. Raises `ClusterRefused`."""
     where = f"{address.host}:{address.port}"
     if found := find_cluster(variables):
         raise ClusterRefused(f"{where}: {found}", hint=REMEDY)

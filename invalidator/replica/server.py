@@ -87,7 +87,7 @@ class ServerState:
     ``purged`` is empty on MariaDB, which reports it only when streaming starts. ``last_numbers`` (MariaDB): the
     highest sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     ``is_read_only``: to all accounts without a privilege for it. ``group``: the group of Group Replication that it is
-    in, "" for none: the origin of the GTIDs of all its members. ``domain``: that of its cluster of Galera, or "".
+    in, "" for none: the origin of the GTIDs of all its members. ``domain``: the domain of its Galera cluster, or "".
     ``is_elected``: it became the primary of that group, and still applies what its predecessor has committed.
     """
 
