@@ -227,11 +227,11 @@ def provision_venv(*groups: str) -> None:
 def provision_compiler(python: Path) -> None:
     """Install what mysqlclient, which has no compiled package, is compiled with. ``python``: the program in .venv."""
     of_python = (
-        "import sys, sysconfig; print(sysconfig.get_path('include'), 'python%d.%d-dev' % sys.version_info[:2])"
+        "import sys, sysconfig; print(sysconfig.get_path('include')); print('python%d.%d-dev' % sys.version_info[:2])"
     )
-    include, headers = subprocess.check_output([str(python), "-c", of_python], text=True).split()
+    include, headers = subprocess.check_output([str(python), "-c", of_python], text=True).splitlines()
     packages = [] if (Path(include) / "Python.h").exists() else [headers]
-    if find_program("gcc") is None:
+    if find_program("gcc") is None or not Path("/usr/include/stdio.h").exists():
         packages += ["gcc", "libc6-dev"]
     config = find_program("pkg-config")
     if config is None or subprocess.run([config, "--exists", "libmariadb"], check=False).returncode:

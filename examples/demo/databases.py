@@ -145,12 +145,13 @@ class Cluster(MysqlServers):
         time.sleep(APPLIES_SECONDS)
 
     def pause_applier(self) -> None:
-        self._turn.acquire()
-        self._lock = lock_tables(self._member)
+        with ExitStack() as stack:
+            stack.enter_context(self._turn)
+            stack.enter_context(closing(lock_tables(self._member)))
+            self._pause = stack.pop_all()
 
     def resume_applier(self) -> None:
-        self._lock.close()
-        self._turn.release()
+        self._pause.close()
 
 
 class VitessShard(MysqlServers):

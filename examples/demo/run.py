@@ -209,17 +209,19 @@ class _Run:
         """The applier stands still for a while in the middle, as it does behind a large transaction."""
         middle = ends_at - self._plan.seconds / 2
         is_resumed = False
-        while (now := time.monotonic()) < ends_at:
-            if not self._is_paused and not is_resumed and now >= middle:
-                self._world.databases.pause_applier()
-                self._is_paused = True
-            elif self._is_paused and now >= middle + self._plan.pause_seconds:
+        try:
+            while (now := time.monotonic()) < ends_at:
+                if not self._is_paused and not is_resumed and now >= middle:
+                    self._world.databases.pause_applier()
+                    self._is_paused = True
+                elif self._is_paused and now >= middle + self._plan.pause_seconds:
+                    self._world.databases.resume_applier()
+                    self._is_paused, is_resumed = False, True
+                self._tick(ends_at - now, "working")
+        finally:
+            if self._is_paused:
                 self._world.databases.resume_applier()
-                self._is_paused, is_resumed = False, True
-            self._tick(ends_at - now, "working")
-        if self._is_paused:
-            self._world.databases.resume_applier()
-            self._is_paused = False
+                self._is_paused = False
 
     def _settle(self, writers: list[Future[Any]]) -> None:
         self._workers.stop_writing.set()

@@ -248,7 +248,7 @@ def read_state(connection: Connection, flavor: str, variables: Mapping[str, str]
         server=identity_of(flavor, variables),
         is_read_only=variables["read_only"].upper() not in _WRITABLE,
         group=next((row["Group_Name"].lower() for row in replication if "Group_Name" in row), ""),
-        domain=variables["wsrep_gtid_domain_id"] if is_galera(variables) else "",
+        domain=variables.get("wsrep_gtid_domain_id", "") if is_galera(variables) else "",
         is_elected=is_elected,
     )
 

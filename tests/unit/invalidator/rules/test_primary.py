@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from freshness.config.object import ObjectConfig
 from freshness.config.server import ServerAddress
+from freshness.database.connection import Connection
 from freshness.errors import SourceUnsuitable
+from invalidator.replica import server
 from invalidator.rules.finding import require
 from invalidator.rules.primary import check_tablet, check_tested, check_version
 from invalidator.rules.rule import Rule
@@ -58,6 +62,15 @@ def test_a_node_of_percona_xtradb_cluster() -> None:
     with pytest.raises(SourceUnsuitable, match="a node of Percona XtraDB Cluster, and"):
         require([found])
     assert list(check_version(ServerFacts(ADDRESS, "mysql", {**variables, "wsrep_on": "OFF"}))) == []
+
+
+def test_a_node_of_percona_xtradb_cluster_has_no_domain_and_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` looks at each server before it judges it."""
+    monkeypatch.setattr(server, "read_replication", lambda *_: [])
+    monkeypatch.setattr(server, "read_heartbeats", lambda *_: {})
+    monkeypatch.setattr(server, "read_rows", lambda *_: [("", "")])
+    variables = {"wsrep_on": "ON", "server_uuid": "U", "read_only": "OFF"}
+    assert server.read_state(cast(Connection, None), "mysql", variables).domain == ""
 
 
 def test_a_group_with_several_primaries() -> None:
