@@ -20,6 +20,8 @@ from typing import Any, Final, Self
 
 from freshness.config.server import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
+from freshness.database.connection import Connection, connect
+from freshness.errors import SourceUnavailable
 from integration.harness import wait_until
 from integration.provision import ProvisionFailed, find_vitess, vitess_version
 from integration.servers.database import USERS
@@ -425,8 +427,24 @@ class Vitess:
         """vtgate's gRPC side."""
         return VtgateAddress("127.0.0.1", self.keyspace, self.vtgate.grpc_port, **parts)
 
-    def mysql_address(self, shard: str = "") -> ServerAddress:
+    def mysql_address(self, shard: str = "", *, keyspace: str = "") -> ServerAddress:
         """vtgate's MySQL side. ``shard``: sessions are of this shard's primary, or of ``SHARD@TYPE``."""
-        target = f"{self.keyspace}:{shard}" if shard else self.keyspace
+        target = f"{keyspace or self.keyspace}:{shard}" if shard else keyspace or self.keyspace
         target += "@primary" if shard and "@" not in shard else ""
         return ServerAddress("127.0.0.1", self.vtgate.mysql_port, "root", "", target)
+
+    def connect(self, shard: str = "", *, keyspace: str = "") -> Connection:
+        """A session of vtgate's MySQL side, once a tablet serves it: none does for a moment after an election or a
+        switch of traffic, and vtgate then refuses at once."""
+        address = self.mysql_address(shard, keyspace=keyspace)
+        refused = ""
+
+        def open_session() -> Connection | None:
+            nonlocal refused
+            try:
+                return connect(address)
+            except SourceUnavailable as error:
+                refused = str(error)
+                return None
+
+        return wait_until(open_session, f"a tablet serves {address.database}", lambda: refused)

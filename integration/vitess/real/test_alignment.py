@@ -49,6 +49,7 @@ def cluster() -> Iterator[Vitess]:
     with Vitess(SHARDS, vschema=VSCHEMA, vttablet_options=RELOAD_NEVER) as made:
         made.control("ApplySchema", "--sql", "CREATE TABLE customers (id BIGINT PRIMARY KEY)", made.keyspace)
         for shard in SHARDS:
+            made.connect(shard).close()
             HeartbeatWriter(made.mysql_address(shard), "mysql", "me", 0).prepare()
             made.wait_caught_up(shard)
         made.control("ReloadSchemaKeyspace", "--include-primary", made.keyspace)

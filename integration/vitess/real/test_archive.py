@@ -16,7 +16,6 @@ import pyarrow.dataset
 import pytest
 
 from appclient import Cache
-from freshness.database.connection import connect
 from integration.harness import call_cli, wait_until
 from integration.vitess.real.deployment import CUSTOMERS, SETTLES_SECONDS, Deployment, deployment, reading
 from integration.vitess.real.test_cache import SOME, report, reshard
@@ -103,7 +102,7 @@ def change_unlogged(made: Deployment, key: int) -> None:
 
 def read_unlogged(made: Deployment, key: int) -> None:
     """Return when an application has had it from the cache."""
-    with connect(made.cluster.mysql_address()) as connection, connection.cursor() as cursor:
+    with made.cluster.connect() as connection, connection.cursor() as cursor:
         cursor.execute(f"UPDATE customers SET v = v + 1 WHERE customer_id = {key}")
         connection.commit()
     change_unlogged(made, key)

@@ -14,7 +14,6 @@ from typing import Final
 
 import pytest
 
-from freshness.database.connection import connect
 from integration.harness import wait_until
 from integration.servers.vitess import Vitess
 from integration.vitess.real.deployment import SETTLES_SECONDS, Deployment, Writer, deployment, reading
@@ -92,7 +91,7 @@ def restart_vtgate(made: Deployment) -> None:
 
 def change_schema(made: Deployment) -> None:
     """By a shadow table of Vitess's, which takes the table's name in the end."""
-    with closing(connect(made.cluster.mysql_address())) as connection, connection.cursor() as cursor:
+    with closing(made.cluster.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET @@ddl_strategy = 'vitess'")
         cursor.execute("ALTER TABLE customers ADD COLUMN note VARCHAR(20)")
 

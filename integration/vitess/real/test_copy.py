@@ -55,10 +55,10 @@ def fill(made: Deployment) -> None:
     vschema = {**VSCHEMA, "tables": {**VSCHEMA["tables"], "seats": by_hall}}
     cluster.control("ApplyVSchema", "--vschema", json.dumps(vschema), cluster.keyspace)
     cluster.control("ApplySchema", "--sql", SEATS_TABLE, cluster.keyspace)
-    with connect(cluster.mysql_address()) as connection, connection.cursor() as cursor:
+    with cluster.connect() as connection, connection.cursor() as cursor:
         cursor.executemany(INSERT, [values_of(number) for number in range(ROWS)])
     for shard in made.serving:
-        with connect(cluster.mysql_address(shard)) as connection:
+        with cluster.connect(shard) as connection:
             [(rows,)] = read_rows(connection, "SELECT COUNT(*) FROM seats")
             assert rows > ROWS_PER_RANGE, "a range of each shard is longer than vttablet allows"
 
@@ -93,7 +93,7 @@ def changing(address: ServerAddress) -> Iterator[None]:
 
 
 def in_database(made: Deployment) -> list[str]:
-    with connect(made.cluster.mysql_address()) as connection, connection.cursor() as cursor:
+    with made.cluster.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET workload = 'olap'")
         return sorted(map(str, read_rows(connection, "SELECT * FROM seats")))
 

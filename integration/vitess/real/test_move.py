@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
-from freshness.database.connection import connect
 from integration.servers.vitess import Vitess
 from integration.vitess.real.following import Follower, execute, executed
 
@@ -36,7 +34,7 @@ def test_a_table_that_moves_is_raised_at_the_switch_and_at_the_end(reverse: bool
             stream.read_until(lambda: bool(stream.raised), "the table is raised")
             assert stream.raised == {"customers"}
             assert not stream.changes
-            with closing(connect(replace(cluster.mysql_address(), database="market"))) as connection:
+            with closing(cluster.connect(keyspace="market")) as connection:
                 connection.cursor().execute("INSERT INTO customers VALUES (2, 'Bob')")
                 connection.commit()
             if reverse:

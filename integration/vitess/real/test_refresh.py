@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from freshness.database.connection import connect, read_rows
+from freshness.database.connection import read_rows
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse
 from freshness.errors import SourceUnsuitable
@@ -89,6 +89,7 @@ def config_path(cluster: Vitess, tmp_path: Path) -> Iterator[Path]:
     """Both shards, whose heartbeats are written."""
     with ExitStack() as stack:
         for shard in SHARDS:
+            cluster.connect(shard).close()
             writer = HeartbeatWriter(cluster.mysql_address(shard), "mysql", "me", 0)
             writer.prepare()
             cluster.wait_caught_up(shard)  # a late replica that has no heartbeat yet is refused
@@ -115,12 +116,12 @@ def config_path(cluster: Vitess, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def goods(cluster: Vitess) -> VitessGoods:
-    with connect(cluster.mysql_address()) as connection, connection.cursor() as cursor:
+    with cluster.connect() as connection, connection.cursor() as cursor:
         cursor.execute("DELETE FROM goods")
     made = VitessGoods(cluster.mysql_address(), REPLACE)
     made.fill()
     for shard in SHARDS:
-        with connect(cluster.mysql_address(shard)) as connection:
+        with cluster.connect(shard) as connection:
             assert read_rows(connection, "SELECT COUNT(*) FROM goods")[0][0] > ROWS / 10, "both have rows"
     return made
 
@@ -166,10 +167,9 @@ def test_a_refresh_that_is_cut_goes_on_where_it_was_and_on_other_primaries(
 def reparent(cluster: Vitess, shard: str) -> None:
     """A replica is the primary now, and vtgate knows it."""
     cluster.reparent(shard, cluster.replicas(shard)[0])
-    address = cluster.mysql_address(shard)
 
     def is_taken() -> bool:
-        with connect(address) as connection:
+        with cluster.connect(shard) as connection:
             return bool(read_rows(connection, "SELECT @@global.super_read_only") == [(0,)])
 
     wait_until(is_taken, f"the primary of {shard} is asked")
@@ -205,7 +205,7 @@ def test_a_row_reads_the_same_as_in_the_stream(cluster: Vitess, config_path: Pat
 
 def insert_everything(cluster: Vitess) -> None:
     """Rows with all values of `TYPES`, and one of NULLs."""
-    with connect(cluster.mysql_address()) as connection, connection.cursor() as cursor:
+    with cluster.connect() as connection, connection.cursor() as cursor:
         for key, values in enumerate(itertools.zip_longest(*TYPES.values(), fillvalue="NULL")):
             cursor.execute(f"INSERT INTO everything (id, {', '.join(COLUMNS)}) VALUES ({key}, {', '.join(values)})")
         cursor.execute("INSERT INTO everything (id) VALUES (1000)")
@@ -214,7 +214,7 @@ def insert_everything(cluster: Vitess) -> None:
 def test_more_rows_at_once_than_vttablet_gives_end_the_stream_with_the_remedy(
     cluster: Vitess, config_path: Path
 ) -> None:
-    with connect(cluster.mysql_address()) as connection, connection.cursor() as cursor:
+    with cluster.connect() as connection, connection.cursor() as cursor:
         cursor.executemany("INSERT INTO wide (id) VALUES (%s)", [(number,) for number in range(WIDE_ROWS)])
     request = RefreshRequest(("wide",), chunk_rows=WIDE_ROWS)
     with (

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.database.connection import connect
 from freshness.position import Position
 from freshness.stream.source import RowChange, Transaction
 from freshness.stream.tables import MatchedTables
@@ -284,7 +283,7 @@ def test_a_cascade_that_vitess_manages_comes_as_rows(vitess: Vitess) -> None:
         vitess.wait_caught_up("0")
         with (
             Follower(vitess, {"customers": ("id",), "orders": ("id",)}) as stream,
-            closing(connect(vitess.mysql_address())) as connection,
+            closing(vitess.connect()) as connection,
         ):
 
             def is_managed() -> bool:
