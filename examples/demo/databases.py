@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from freshness.config.keyspace import GtidFlavor
 from freshness.config.server import ServerAddress
-from freshness.database.connection import Connection
 from integration.harness import repeating
 from integration.servers import DatabaseServer, Pair, database_pair
 from integration.servers.database import SCHEMA, SEMISYNCHRONOUS, make_database
@@ -140,14 +139,14 @@ class Cluster(MysqlServers):
         self._stack.enter_context(repeating(self._lag))
 
     def _lag(self) -> None:
-        with self._turn, closing(lock_tables(self._member)):
+        with self._turn, locked_tables(self._member):
             time.sleep(LOCKED_SECONDS)
         time.sleep(APPLIES_SECONDS)
 
     def pause_applier(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(self._turn)
-            stack.enter_context(closing(lock_tables(self._member)))
+            stack.enter_context(locked_tables(self._member))
             self._pause = stack.pop_all()
 
     def resume_applier(self) -> None:
@@ -169,7 +168,7 @@ class VitessShard(MysqlServers):
             primary.database,
             {"name": name, "lineage": f"{SCHEMA}/-", "vtgate": gate},
         )
-        self._lock: Any = None
+        self._pause = ExitStack()
 
     @property
     def primary_url(self) -> str:
@@ -190,18 +189,18 @@ class VitessShard(MysqlServers):
 
     def pause_applier(self) -> None:
         """By a lock: vttablet takes a replica that does not replicate out of service."""
-        self._lock = lock_tables(self._tablet.mysql)
+        self._pause.enter_context(locked_tables(self._tablet.mysql))
 
     def resume_applier(self) -> None:
-        self._lock.close()
+        self._pause.close()
 
 
-def lock_tables(server: DatabaseServer) -> Connection:
-    """Nothing is applied there until the connection is closed."""
-    connection = server.connect(user="root")
-    with connection.cursor() as cursor:
+@contextmanager
+def locked_tables(server: DatabaseServer) -> Iterator[None]:
+    """Nothing is applied there during the block."""
+    with closing(server.connect(user="root")) as connection, connection.cursor() as cursor:
         cursor.execute("FLUSH TABLES WITH READ LOCK")
-    return connection
+        yield
 
 
 @contextmanager
@@ -221,8 +220,11 @@ def open_databases(flavor: Flavor, *, has_replica: bool, topology: Topology | No
                 each.execute("SET GLOBAL group_replication_flow_control_mode = DISABLED")
             yield Cluster(group.members, stack)
     elif has_replica:
-        settings = (*_OPTIONS, *(SEMISYNCHRONOUS[flavor] if topology == "semisync" else ()))
-        with database_pair(flavor, primary_options=settings, replica_options=settings) as pair, ExitStack() as stack:
+        settings = SEMISYNCHRONOUS[flavor] if topology == "semisync" else ()
+        with (
+            database_pair(flavor, primary_options=(*_OPTIONS, *settings), replica_options=settings) as pair,
+            ExitStack() as stack,
+        ):
             if topology == "haproxy":
                 yield Proxied(pair, stack.enter_context(Haproxy([pair.primary, pair.replica])))
             else:
