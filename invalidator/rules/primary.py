@@ -50,8 +50,10 @@ TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
 def check_database(
     connection: Connection, address: ServerAddress, flavor: str, tables: Collection[str] = (), *, adopts: bool = True
 ) -> list[CheckFinding]:
-    """All findings on the server that is streamed from, the errors first. ``adopts``: a promotion is. Raises what
-    pymysql raises."""
+    """All findings on the server that is streamed from, the errors first. ``adopts``: `Shard.adopt_promotions`.
+
+    Raises what pymysql raises.
+    """
     server = ServerFacts.look(connection, address, flavor)
     found = check_server(server)
     if is_galera(server.variables) and not adopts:
