@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import fakeredis
@@ -29,7 +30,7 @@ from freshness.algorithm.request import (
     Stored,
     Strikes,
 )
-from freshness.errors import ConfigError, FormatError, NodeUnavailable
+from freshness.errors import ConfigError, FormatError, NodeTimedOut, NodeUnavailable
 from freshness.nodes.redis import RedisNode
 from tests.contract.conftest import FakeRedisSetup, MemorySetup
 
@@ -75,6 +76,20 @@ def item(node: CacheNode, key: bytes) -> Item:
     reply = one(node, Get(key))
     assert isinstance(reply, Item), reply
     return reply
+
+
+def ask_late(setup: Setup, node: CacheNode, requests: Sequence[Request]) -> Sequence[Reply]:
+    """The answer that has come, for which even a server on a busy machine has had the time."""
+    for seconds in (0.1, 2.0):
+        node.send(requests)
+        setup.pass_time(seconds)
+        try:
+            return node.receive(is_late=True)
+        except NodeTimedOut:
+            node.connect()
+    node.send(requests)
+    setup.pass_time(20.0)
+    return node.receive(is_late=True)
 
 
 class BackendContract:
@@ -125,9 +140,7 @@ class BackendContract:
         assert node.is_connected
         node.perform([Add(b"k", b"v", TTL_SECONDS)])
         for _ in range(2):
-            node.send([Get(b"k"), Get(b"absent")])
-            setup.pass_time(0.1)
-            found, absent = node.receive(is_late=True)
+            found, absent = ask_late(setup, node, [Get(b"k"), Get(b"absent")])
             assert isinstance(found, Item)
             assert (found.value, absent) == (b"v", MISSING)
         assert item(node, b"k").value == b"v", "and waits are as long as ever"

@@ -258,9 +258,11 @@ def test_a_refused_connection_is_an_error() -> None:
 def test_a_cancelled_read_leaves_nothing_on_the_loop() -> None:
     """A descriptor that stays registered would wake a task that reads another file of that number."""
     loops: list[Any] = []
+    is_connected = asyncio.Event()
 
     def work(port: int) -> None:
         connected = LOOP.connect(HOST, port, 1.0, None)
+        is_connected.set()
         try:
             connected.recv(1)
         finally:
@@ -270,6 +272,7 @@ def test_a_cancelled_read_leaves_nothing_on_the_loop() -> None:
     async def run() -> None:
         async with served(hang) as port:
             task = asyncio.create_task(run_awaiting(work, port))
+            await is_connected.wait()
             await asyncio.sleep(0.05)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

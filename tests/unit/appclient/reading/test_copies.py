@@ -116,7 +116,7 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
         if child == 0:
             noting = threading.Thread(target=process.hit, args=("b", b"2"), daemon=True)
             noting.start()
-            noting.join(10)
+            noting.join(60)
             os._exit(3 if noting.is_alive() else 0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -40,7 +40,7 @@ class Database:
         self.loads.append(tuple(each.values[0] for each in lookups))
         number = len(self.loads)
         self.begun.release()
-        assert self.may_end.acquire(timeout=10)
+        assert self.may_end.acquire(timeout=60)
         if self.failures:
             raise self.failures.pop(0)
         return [Loaded({"key": each.values[0], "load": number}, {}) for each in lookups]
@@ -71,7 +71,7 @@ class Reader(threading.Thread):
             self.error = error
 
     def answer(self) -> list[Any]:
-        self.join(10)
+        self.join(60)
         assert not self.is_alive()
         return self.values
 
@@ -93,7 +93,7 @@ def test_readers_of_one_load_unite_what_they_require() -> None:
 
     def load(lookups: Sequence[Lookup], _: Mapping[str, EventToken]) -> list[Loaded]:
         seen.append(lookups[0].required)
-        assert gate.acquire(timeout=10)
+        assert gate.acquire(timeout=60)
         return [Loaded(None, {}) for _ in lookups]
 
     flights = Flights(load, BLOCKING)
@@ -116,7 +116,7 @@ def test_readers_of_one_load_unite_what_they_require() -> None:
     for _ in threads:
         gate.release()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     first, second = (str(each["shop/-"].position) for each in seen)
     assert (first.rpartition(":")[2], second.rpartition(":")[2]) == ("1", "2-3")
@@ -286,7 +286,7 @@ def test_a_reader_that_is_interrupted_leaves_the_others_to_load(
     database.may_end.release(2)
     assert first.answer() == [{"key": 1, "load": 1}]
     assert follower.answer() == [{"key": 1, "load": 2}]
-    leader.join(10)
+    leader.join(60)
     assert caught
     assert not flights._next
 
@@ -325,7 +325,7 @@ def test_a_forked_process_does_not_wait_for_its_parents_loads(
     database.begun.acquire()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     child = Reader(flights, 1)
-    assert database.begun.acquire(timeout=4), "its load begins while the parent's is under way"
+    assert database.begun.acquire(timeout=30), "its load begins while the parent's is under way"
     database.may_end.release(2)
     child.answer()
     parent.answer()

@@ -85,7 +85,7 @@ class Peer:
                 connection.sendall(login if is_login else answer if b"SELECT" in received else frame(1, OK))
 
     def finish(self) -> None:
-        self._thread.join(20)
+        self._thread.join(60)
         self._listener.close()
         assert not self._thread.is_alive(), "its connection was not closed"
 

@@ -14,7 +14,7 @@ from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse
 from freshness.errors import SourceUnavailable
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class ScriptedWriter(HeartbeatWriter):

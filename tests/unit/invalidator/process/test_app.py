@@ -28,7 +28,7 @@ namespace = "shop"
 flavor = "mysql"
 sharding = { column = "id", function = "hash" }
 """
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -143,6 +143,7 @@ def test_a_supervisor_hears_of_the_life_and_of_loops_that_take_steps(scene: Scen
     notes = Notes()
     invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")), supervisor=notes)
     thread = scene.start(invalidator)
+    wait_until(lambda: bool(notes.sent))
     assert notes.sent[0] == "WATCHDOG=1", "while the configuration is loaded"
     wait_until(lambda: notes.sent.count("WATCHDOG=1") > 1)  # no loop has begun
     told = [each for each in notes.sent if each != "WATCHDOG=1"]

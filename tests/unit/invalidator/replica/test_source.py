@@ -752,7 +752,7 @@ def test_a_hanging_server_blocks_neither_open_nor_poll_and_is_looked_at_once() -
         return scene.look(address)
 
     scene = Scene(look=look, make_executor=ThreadPoolExecutor)
-    scene.source._bounds = ReplicaBounds(look_timeout=0.02)
+    scene.source._bounds = ReplicaBounds(look_timeout=1.0)
     try:
         for _ in range(3):
             assert scene.open().number == 3

@@ -42,7 +42,7 @@ from invalidator.stream.start import ShardStart, Start, join_positions, parse_pa
 from invalidator.stream.update_stream import UpdateStream
 
 SECOND: Final = 1_000_000
-BOUND_SECONDS: Final = 20.0
+BOUND_SECONDS: Final = 60.0
 ADDRESS: Final = ServerAddress("127.0.0.1", 1)
 UUIDS: Final = {
     name: f"{number:08x}-0000-0000-0000-000000000000" for number, name in enumerate(("o", "a", "b", "m"), 1)
