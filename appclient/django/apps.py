@@ -155,11 +155,12 @@ class FreshnessConfig(AppConfig):
         return types
 
     def describe(self) -> list[str]:
-        """A line for each model that is cached, derived from `CachedModel`, or has a table in the file: its object,
-        and which of its reads the database answers all the same."""
+        """A line for each database of MySQL that is no server of the file, and for each model that is cached, derived
+        from `CachedModel`, or has a table in the file: its object, and which of its reads the database answers all
+        the same."""
         from appclient.django.models import CachedModel
 
-        lines = []
+        lines = self.places.describe()
         for each in self.objects.values():
             apart = ", ".join(_find_apart(each.model))
             but = f", but {apart} read the database" if apart else ""

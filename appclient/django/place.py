@@ -29,14 +29,24 @@ class DatabaseRole:
 
 @dataclass(frozen=True, slots=True)
 class DjangoDatabases:
-    """The servers of the configuration by their place, and the aliases of the primaries of each keyspace."""
+    """The servers of the configuration by their place, the aliases of the primaries of each keyspace, and the place
+    of each database of MySQL that is none of the servers, by its alias."""
 
     servers: Mapping[DatabasePlace, DatabaseRole]
     primaries: Mapping[str, tuple[str, ...]]
+    others: Mapping[str, DatabasePlace]
 
     def find(self, database: Mapping[str, Any]) -> DatabaseRole | None:
         """``database``: an entry of DATABASES, or the settings of a connection."""
         return self.servers.get(place_of(database))
+
+    def describe(self) -> list[str]:
+        """A line for each of the others."""
+        return [
+            f"the database {alias} is {_shown(place)}, which is no server of the file: its rows are not cached, and "
+            f"a session does not read what it commits there (expected one of {', '.join(map(_shown, self.servers))})"
+            for alias, place in self.others.items()
+        ]
 
 
 def place_of(database: Mapping[str, Any]) -> DatabasePlace:
@@ -70,7 +80,7 @@ def find_places(config: Config, databases: Mapping[str, Mapping[str, Any]]) -> D
                 )
     found = {alias: servers.get(place_of(each)) for alias, each in databases.items()}
     if not any(found.values()):
-        known = ", ".join(f"{host}:{port}/{name}" for host, port, name in servers)
+        known = ", ".join(map(_shown, servers))
         raise ConfigError(
             f"no database of DATABASES is a server of {config.path}",
             hint=f"expected one with the HOST, PORT and NAME of one of {known}",
@@ -79,7 +89,17 @@ def find_places(config: Config, databases: Mapping[str, Mapping[str, Any]]) -> D
     for alias, server in found.items():
         if server is not None and server.is_primary:
             primaries[server.keyspace] = (*primaries.get(server.keyspace, ()), alias)
-    return DjangoDatabases(servers, primaries)
+    others = {
+        alias: place_of(databases[alias])
+        for alias, server in found.items()
+        if server is None and "mysql" in databases[alias].get("ENGINE", "")
+    }
+    return DjangoDatabases(servers, primaries, others)
+
+
+def _shown(place: DatabasePlace) -> str:
+    host, port, name = place
+    return f"{host}:{port}/{name}"
 
 
 def _host(host: str) -> str:
