@@ -30,10 +30,10 @@ DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, Source
 """Errors of a server or a connection, if it was ours that raised them."""
 
 WRONG_STATEMENT: Final = frozenset(
-    (1052, 1054, 1055, 1060, 1066, 1109, 1111, 1115, 1140, 1222, 1241, 1242, 1247, 1248, 1250, 1253, 1270, 1271, 1273,
-     1305, 1318, 1365, 1370, 1582, 1583, 1584, 1630, 1690, *range(3140, 3159))
+    (1052, 1054, 1055, 1060, 1064, 1065, 1066, 1109, 1111, 1115, 1140, 1222, 1241, 1242, 1247, 1248, 1250, 1253, 1270,
+     1271, 1273, 1305, 1318, 1365, 1370, 1582, 1583, 1584, 1630, 1690, *range(3140, 3159))
 )  # fmt: skip
-"""Answers to a statement that no server would carry out, which pymysql takes for problems of the server."""
+"""Answers to a statement that no server would carry out."""
 
 TURN_SECONDS: Final = 3600.0
 """How long a query of a loader waits for the others, each of which has a bound of its own, in seconds."""
@@ -223,6 +223,11 @@ def run_loader(load: Callable[[LoaderConnection], Result], opened: LoaderConnect
             raise SourceUnsuitable(
                 f"a read of the cache sent a wrong statement: {error.args[1]} [{error.args[0]}]",
                 hint="correct it, or grant what it needs",
+            ) from error
+        if isinstance(error, pymysql.ProgrammingError) and isinstance(error.args[0], str):
+            raise SourceUnsuitable(
+                f"a read of the cache sent a wrong statement: {error.args[0]}",
+                hint="give each %s one parameter, and write %% for a percent sign",
             ) from error
         raise
     finally:

@@ -336,8 +336,8 @@ def test_after_an_interruption_nothing_is_asked() -> None:
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [(1054, SourceUnsuitable), (1242, SourceUnsuitable), (1053, pymysql.OperationalError)],
-    ids=["unknown column", "several rows", "shutdown"],
+    [(1054, SourceUnsuitable), (1064, SourceUnsuitable), (1242, SourceUnsuitable), (1053, pymysql.OperationalError)],
+    ids=["unknown column", "syntax", "several rows", "shutdown"],
 )
 def test_a_wrong_statement_is_no_failure_of_the_server(code: int, expected: type[Exception]) -> None:
     def run(_: str) -> list[Any]:
@@ -351,3 +351,13 @@ def test_a_wrong_statement_is_no_failure_of_the_server(code: int, expected: type
         raise own
 
     assert run_loader(load, Rows()) == LoaderError(own)
+
+
+def test_parameters_that_do_not_fit_their_statement_are_no_failure_of_the_server() -> None:
+    """The driver says so itself, without a number."""
+
+    def run(_: str) -> list[Any]:
+        raise pymysql.ProgrammingError("not enough arguments for format string")
+
+    with pytest.raises(SourceUnsuitable, match=r"wrong statement: not enough.*give each %s one parameter"):
+        run_loader(lambda opened: opened.query("SELECT %s"), Rows(run))
