@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from appclient.connection.own_pool import Pools, find_pools
 from appclient.database.atleast import AtLeast, demand_commits, is_enclosed
@@ -63,7 +63,7 @@ class Explanation:
 
 
 class Cache:
-    """Cached reads of the objects in ``freshness.toml``.
+    """Cached reads of the objects in ``freshness.toml``. A context manager, which closes it.
 
     ``on_read`` is called with an `Explanation` for every key that was read, in the reading thread. ``network``: how
     reads wait; see ``appclient.async_cache`` for another one. ``pools``: the application's own pools of connections,
@@ -243,11 +243,24 @@ class Cache:
         for database in self._databases.values():
             database.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _demand(
         self, max_staleness_seconds: float | None, at_least: AtLeast, served: ServedState | None = None
     ) -> Demand:
         if max_staleness_seconds is None and at_least is None and served is None and not is_enclosed():
             return NO_DEMAND
+        if max_staleness_seconds is not None and not (
+            isinstance(max_staleness_seconds, int | float) and max_staleness_seconds >= 0
+        ):
+            raise ConfigError(
+                f"a read has the max_staleness_seconds {max_staleness_seconds!r}",
+                hint="expected a number of seconds, at least 0",
+            )
         return Demand(max_staleness_seconds, demand_commits(at_least, self.config.keyspaces.values()), served)
 
     def _get_all(

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -514,3 +515,18 @@ def test_one_key_in_the_place_of_several_is_refused(cache: Cache, keys: Any) -> 
     """A text would be as many keys as it has letters."""
     with pytest.raises(ConfigError, match="expected a list of keys"):
         cache.get_many("customer", keys)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "10", timedelta(seconds=1)])
+def test_a_bound_that_is_no_number_of_seconds_is_refused(cache: Cache, seconds: Any) -> None:
+    """A NaN would be no bound."""
+    with pytest.raises(ConfigError, match="at least 0"):
+        cache.get("customer", 1, max_staleness_seconds=seconds)
+
+
+def test_a_cache_is_closed_at_the_end_of_its_block(cache: Cache, nodes: Nodes) -> None:
+    with cache as entered:
+        assert entered is cache
+        assert cache.get("customer", 1) is None
+        assert nodes.closings == [0]
+    assert nodes.closings == [1]
