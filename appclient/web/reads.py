@@ -35,8 +35,8 @@ _ETAG_BYTES: Final = 16
 class TokenCookie:
     """How a commit token is sent, in the cookie ``name`` and the ``header``. ``secrets``: the first one signs, each
     of them is believed, so that a secret can be replaced. ``seconds``: how long a client reads its own commits; it is
-    to be above the lag of the replicas. ``secure``: the cookie is sent over HTTPS alone. Raises `ConfigError` without
-    a secret.
+    to be at least 1, and above the lag of the replicas. ``secure``: the cookie is sent over HTTPS alone. Raises
+    `ConfigError` without a secret, and for other ``seconds``.
     """
 
     secrets: Sequence[str | bytes]
@@ -48,6 +48,11 @@ class TokenCookie:
     def __post_init__(self) -> None:
         if isinstance(self.secrets, str | bytes) or not self.secrets or not all(self.secrets):
             raise ConfigError("a token's cookie has no secret", hint="expected secrets=[the application's secret]")
+        if not isinstance(self.seconds, int | float) or not self.seconds >= 1:
+            raise ConfigError(
+                f"a token's cookie has the seconds {self.seconds!r}",
+                hint="expected a number, at least 1, and above the lag of the replicas",
+            )
 
     def parse(self, *texts: str | None) -> CommitToken | None:
         """The commits of all ``texts`` together, None for none. A text that was forged, cut or signed too long ago

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -19,6 +20,8 @@ from appclient.flask import Freshness
 from appclient.starlette import ReadYourWrites, cache_lifespan, request_reads, thread_reads
 from appclient.testing import FakeSystem
 from appclient.web import AsyncRequestReads, RequestReads, TokenCookie, find_etag
+from appclient.web.reads import _derive
+from appclient.web.signed import sign_commit_token
 from freshness.errors import ConfigError, FormatError
 from freshness.position import parse_position
 from tests.unit.appclient.test_cache import CONFIG
@@ -53,7 +56,16 @@ def test_a_text_that_was_forged_or_signed_by_another_counts_as_none() -> None:
 
 
 def test_a_text_that_is_too_old_counts_as_none() -> None:
-    assert TokenCookie([SECRET], seconds=-1).parse(COOKIE.format(token(5))) is None
+    signed = sign_commit_token(token(5), _derive(SECRET), clock=lambda: time.time() - 62)
+    assert COOKIE.parse(signed) is None
+    assert TokenCookie([SECRET], seconds=3600).parse(signed) == token(5)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.5, float("nan"), "60", None])
+def test_seconds_that_are_no_number_from_1_on_are_refused(seconds: Any) -> None:
+    """Else each request with a cookie fails, or none has its commits."""
+    with pytest.raises(ConfigError, match="at least 1"):
+        TokenCookie([SECRET], seconds=seconds)
 
 
 def test_a_secret_can_be_replaced() -> None:
