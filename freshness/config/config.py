@@ -153,7 +153,8 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: there is no such file", hint="create it, or name another with --config PATH"
+            f"{path.absolute()}: there is no such file",
+            hint="create it, or name another, a command's with --config PATH",
         ) from None
     except OSError as error:
         raise ConfigError(

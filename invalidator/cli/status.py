@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from freshness.config.config import load_config
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json
+
+PIPE_WIDTH: Final = 100_000
+"""Columns of a line for a program: it wants each row on one, also with a long GTID set."""
 
 
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
@@ -34,8 +39,10 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             node.get("progress", ""),
             node.get("floor", ""),
         )
-    console = Console()
-    console.print(table)
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(table, soft_wrap=False)
     for node in answer["nodes"]:
         if node.get("problem"):
             console.print(f"{node['node']} of {node['lineage']}: {node['problem']}", highlight=False)

@@ -187,7 +187,7 @@ def test_a_missing_file_is_one_line_and_its_remedy(
     assert printed.out == ""
     assert printed.err.splitlines() == [
         f"invalidator: {path}: there is no such file",
-        "  → create it, or name another with --config PATH",
+        "  → create it, or name another, a command's with --config PATH",
     ]
 
 
@@ -245,6 +245,20 @@ def test_status_shows_whole_node_names_on_a_narrow_terminal(
     printed = capsys.readouterr().out
     assert "127.0.0.1:61211" in printed
     assert "[::1]:61212" in printed
+
+
+def test_a_long_position_is_one_row_of_status_for_a_program(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    gtids = ",".join(f"3e11fa47-71ca-11e1-9e33-c80aa942956{number}:1-77" for number in range(5))
+    node = {"node": "n:1", "lineage": "shop/-", "state": "open", "progress": gtids, "floor": gtids}
+    answer = {"nodes": [node], "servers": [{"server": "db:1", "lineage": "shop/-", "error": "no token " * 20}]}
+    monkeypatch.setattr("invalidator.process.status.read_status", lambda _: answer)
+    assert run_main(monkeypatch, "status", "-c", str(config)) == 0
+    _, row, server = capsys.readouterr().out.splitlines()
+    assert row.split() == ["n:1", "shop/-", "open", gtids, gtids]
+    assert server.startswith("db:1 of shop/-: no token"), server
 
 
 @pytest.mark.parametrize(
