@@ -128,7 +128,8 @@ def _require_unique(
         told = [f"{index} ({', '.join(parts)})" for index, parts in indexes.items()]
         raise ConfigError(
             f"several rows of {database}.{table} can have the same {', '.join(names)}",
-            hint=f"name the columns of a unique index; the table has {', '.join(told) or 'none'}",
+            hint=f"name the columns of a unique index, or give a list order_by and limit; the table has "
+            f"{', '.join(told) or 'none'}",
         )
 
 

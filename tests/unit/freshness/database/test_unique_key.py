@@ -104,6 +104,7 @@ def test_the_refusal_names_the_unique_indexes(connection: Connection) -> None:
     with pytest.raises(ConfigError) as refused:
         key_columns(connection, "shop", "users", ("tenant",), True)
     assert "by_email (tenant, email), by_part (email(4)), by_rest (tenant, an expression)" in refused.value.hint
+    assert "or give a list order_by and limit" in refused.value.hint
 
 
 def test_a_member_may_have_any_column(connection: Connection) -> None:
