@@ -17,8 +17,12 @@ JOBS: Final = ("archive", "audit", "copy", "sink", "table_at")
 def main() -> None:
     """Exit codes: those of the job; 2 if it does not exist."""
     job = sys.argv[1] if len(sys.argv) > 1 else ""
+    usage = f"usage: freshness-spark {' | '.join(JOBS)}, then the job's options or --help\n"
+    if job in ("-h", "--help"):
+        sys.stdout.write(usage)
+        return
     if job not in JOBS:
-        sys.stderr.write(f"usage: freshness-spark {' | '.join(JOBS)}, then the job's options or --help\n")
+        sys.stderr.write(usage)
         sys.exit(2)
     os.environ["PYTHONSAFEPATH"] = "1"
     del sys.argv[1]
