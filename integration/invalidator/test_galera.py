@@ -45,6 +45,7 @@ def cluster(formed: GaleraCluster) -> GaleraCluster:
     for key in KEYS:
         primary.execute(f"INSERT INTO customers VALUES ({key}, 'c', 0)", database="shop")
     for each in formed.nodes:
+        each.wait_ready()
         each.wait_caught_up(primary)
     return formed
 

@@ -46,6 +46,7 @@ def group(formed: Group) -> Group:
         primary.execute(f"INSERT INTO customers VALUES ({key}, 'c', 0)", database="shop")
     for each in formed.members[1:]:
         each.wait_caught_up(primary)
+    wait_until(formed.are_online, "all are members")
     return formed
 
 
@@ -87,10 +88,13 @@ def wait_adopted(system: System, times: int = 1) -> None:
 
 
 def wait_primary(group: Group, witness: MysqlServer, previous: MysqlServer | None = None) -> MysqlServer:
-    wait_until(lambda: group.find_primary(witness, previous) is not None, "the group has a primary")
-    primary = group.find_primary(witness, previous)
-    assert primary is not None
-    return primary
+    """Of which the witness and the primary itself know."""
+
+    def find() -> MysqlServer | None:
+        found = group.find_primary(witness, previous)
+        return found if found is not None and group.find_primary(found, previous) is found else None
+
+    return wait_until(find, "the group has a primary")
 
 
 def test_the_members_are_a_primary_and_its_replicas(group: Group, tmp_path: Path) -> None:

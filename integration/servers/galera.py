@@ -72,7 +72,8 @@ class GaleraNode(MariadbServer):
 
     def is_ready(self) -> bool:
         try:
-            return super().is_ready() and self.status("wsrep_ready") == "ON"
+            states = self.status("wsrep_ready"), self.status("wsrep_local_state_comment")
+            return super().is_ready() and states == ("ON", "Synced")
         except pymysql.Error:  # it refuses statements while it joins
             return False
 
@@ -118,5 +119,6 @@ def galera_of_three() -> Iterator[GaleraCluster]:
         cluster.make_primary(nodes[0])
         for each in nodes:
             each.join([other for other in nodes if other is not each])
+            each.wait_ready()  # a donor is in step again only after its joiner
             each.wait_caught_up(nodes[0])
         yield cluster

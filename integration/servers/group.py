@@ -15,7 +15,7 @@ from integration.servers.process import find_free_port
 BLOCK: Final = 10
 """Each member takes its numbers from blocks of its own, so a change of the primary leaves a hole."""
 
-_MEMBERS: Final = "SELECT MEMBER_PORT, MEMBER_ROLE FROM performance_schema.replication_group_members"
+_MEMBERS: Final = "SELECT MEMBER_PORT, MEMBER_ROLE, MEMBER_STATE FROM performance_schema.replication_group_members"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,14 @@ class Group:
 
     def find_primary(self, witness: MysqlServer, previous: MysqlServer | None = None) -> MysqlServer | None:
         """The primary as the witness sees it; None while it sees none but the previous one."""
-        ports = {port for port, role in witness.execute(_MEMBERS) if role == "PRIMARY"}
+        ports = {port for port, role, _ in witness.execute(_MEMBERS) if role == "PRIMARY"}
         found = [each for each in self.members if each.port in ports and each is not previous]
         return found[0] if len(found) == 1 else None
+
+    def are_online(self) -> bool:
+        """Whether each member sees all of them in the group, and none that still fetches what it lacks."""
+        states = [[state for _, _, state in each.execute(_MEMBERS)] for each in self.members]
+        return states == [["ONLINE"] * len(self.members)] * len(self.members)
 
 
 @contextmanager
