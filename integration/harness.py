@@ -42,7 +42,7 @@ from integration.servers.program import InvalidatorProcess
 from invalidator import cli
 from invalidator.process.status import LocatedKey, locate_key, read_nodes
 
-WAIT_SECONDS: Final = 90.0
+WAIT_SECONDS: Final = 180.0
 """The bound of every wait. Far above what is usual: only a failure takes as long."""
 
 POLL_SECONDS: Final = 0.03

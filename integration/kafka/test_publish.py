@@ -26,7 +26,7 @@ from integration.servers.program import PythonProgram
 from invalidator.publish.publish import Publication, publish
 from invalidator.stream.open import StreamOpener
 
-READ_SECONDS: Final = 60.0
+READ_SECONDS: Final = 120.0
 KEYS: Final = 12
 
 

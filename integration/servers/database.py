@@ -27,7 +27,7 @@ Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 SCHEMA = "shop"
 ANSWER_SECONDS = 5.0
-CATCH_UP_SECONDS = 60.0
+CATCH_UP_SECONDS = 180.0
 USERS = """\
 CREATE USER IF NOT EXISTS root@'127.0.0.1';
 GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
@@ -200,7 +200,7 @@ class DatabaseServer(ServerProcess):
     def wait_caught_up(self, primary: Self) -> None:
         """Return when all that ``primary`` has executed by now is applied here.
 
-        Raises `ServerFailed`, with the replication status, after 60 s.
+        Raises `ServerFailed`, with the replication status, after `CATCH_UP_SECONDS`.
         """
         position = primary.executed()
         if position and not self._wait_executed(position, CATCH_UP_SECONDS):

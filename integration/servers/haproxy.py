@@ -10,7 +10,7 @@ from pathlib import Path
 from integration.servers.database import DatabaseServer
 from integration.servers.process import ServerProcess, find_free_port, get_program, run_directory
 
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 30.0
 
 
 class Haproxy(ServerProcess):
@@ -37,7 +37,8 @@ class Haproxy(ServerProcess):
         path = self.directory / "haproxy.cfg"
         path.write_text(
             f"global\n  stats socket {self._socket_path} level admin\n"
-            "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n"
+            "defaults\n  mode tcp\n  timeout connect 30s\n  timeout check 30s\n"
+            "  timeout client 1h\n  timeout server 1h\n"
             f"listen primary\n  bind 127.0.0.1:{self.port}\n{primary}"
             f"listen replicas\n  bind 127.0.0.1:{self.replicas_port}\n  balance roundrobin\n{replicas}"
         )

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from integration.provision import find_kafka, find_program, run
 from integration.servers.process import ServerProcess, find_free_port
 
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
 PARTITIONS = 4
 
 _LOG = """log4j.rootLogger=WARN, out
