@@ -172,9 +172,9 @@ def test_a_herd_of_processes(system: System, counted: Counted) -> None:
     processes = [context.Process(target=read_in_process, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=60) for _ in range(readers * PROCESSES)]
+    found = [answers.get(timeout=PATIENCE_SECONDS) for _ in range(readers * PROCESSES)]
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE_SECONDS)
     assert set(found) == {value}
     assert 1 <= counted.count <= 2
     blocking.close()

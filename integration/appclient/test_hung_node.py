@@ -26,7 +26,9 @@ def system(mariadb_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iter
     mariadb_pair.primary.execute("DROP DATABASE IF EXISTS shop")
     mariadb_pair.primary.execute("CREATE DATABASE shop")
     nodes = [Memcached() for _ in range(4)]
-    with running_system(mariadb_pair, tmp_path_factory.mktemp("hung"), nodes=nodes) as made:
+    # The invalidator waits for nodes that hang, and leases of the others outlast it
+    lasting = {"lease_seconds": 60, "max_staleness_seconds": 300}
+    with running_system(mariadb_pair, tmp_path_factory.mktemp("hung"), nodes=nodes, cache=lasting) as made:
         made.execute("INSERT INTO customers VALUES " + ", ".join(f"({key}, 'n', 0)" for key in KEYS))
         made.settle()
         yield made

@@ -16,8 +16,9 @@ from freshness import __version__
 from integration.configuration import CUSTOMER, PROFILE, STRIPES
 from integration.harness import (
     CUSTOMERS_TABLE,
-    LEASE_SECONDS,
     ORDERS_TABLE,
+    PATIENT,
+    WAIT_SECONDS,
     System,
     call_cli,
     run_cli,
@@ -39,6 +40,7 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
         tmp_path,
         tables=(CUSTOMERS_TABLE, ORDERS_TABLE, NUMBER_TABLE),
         objects=CUSTOMER + PROFILE + TAG,
+        cache=PATIENT,
         extra=f'[http]\nlisten = "127.0.0.1:{port}"\n',
     ) as started:
         started.execute("INSERT INTO customers VALUES (1, 'n', 0)")
@@ -67,7 +69,7 @@ def refused(system: System, *arguments: str) -> str:
 
 def fetch(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_SECONDS) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -91,7 +93,7 @@ def look_at_the_status(system: System) -> None:
         assert node["state"] == "open"
         assert node["lineage"] == "shop/-"
         assert len(bytes.fromhex(node["life"])) == 8
-        assert 0 <= node["lease_seconds_left"] <= LEASE_SECONDS
+        assert 0 <= node["lease_seconds_left"] <= PATIENT["lease_seconds"]
         assert node["progress"]
         assert node["objects"] == ["customer", "profile", "tag"]
         assert (node["stripes"], node["stripes_there_percent"]) == (STRIPES, 100)

@@ -32,7 +32,7 @@ listen = "127.0.0.1:{port}"
 
 def fetch(port: int, path: str) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_SECONDS) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         return error.read().decode()
@@ -116,7 +116,7 @@ def test_a_process_waits_for_its_only_database(flavor: Flavor, memcached: Memcac
             assert with_none.terminate() == 0
             with_none.launch()
             other.start()
-            wait_until(with_none.is_ready, "it serves", with_none.log, seconds=2 * WAIT_SECONDS)
+            wait_until(with_none.is_ready, "it serves", with_none.log)
         finally:
             with_none.stop()
     finally:

@@ -10,7 +10,15 @@ from pathlib import Path
 from zlib import crc32
 
 from integration.configuration import CUSTOMER
-from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, run_cli, running_system, wait_for_hits
+from integration.harness import (
+    CUSTOMERS_TABLE,
+    ORDERS_TABLE,
+    WAIT_SECONDS,
+    System,
+    run_cli,
+    running_system,
+    wait_for_hits,
+)
 from integration.servers import DatabaseServer, Pair
 from invalidator.binlog.wire.event import ROW_EVENTS
 from invalidator.stream.open import StreamOpener
@@ -106,7 +114,7 @@ def test_a_transaction_that_stops_the_stream_is_skipped_by_its_gtid(
         assert read_hits(system, "customer") == ([], [7, 0, 0]), "the whole table is invalidated"
         assert read_hits(system, "order") == ([1, 3], [0, 5, 0]), "everything else stays"
         assert f"transaction {gtid} is skipped" in system.invalidator.log()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
             metrics = answer.read().decode()
         assert re.search(r'^freshness_transactions_skipped_total\{lineage="shop/-"\} [1-9]', metrics, re.M)
 
