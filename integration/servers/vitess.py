@@ -442,7 +442,7 @@ class Vitess:
         def open_session() -> Connection | None:
             nonlocal refused
             try:
-                return connect(address)
+                return connect(address, read_timeout_seconds=CONTROL_SECONDS)
             except SourceUnavailable as error:
                 refused = str(error)
                 return None

@@ -14,11 +14,11 @@ from typing import Any, Final
 import pytest
 from pyspark.sql import SparkSession
 
-from freshness.config.server import ServerAddress
-from freshness.database.connection import connect, read_rows
+from freshness.database.connection import read_rows
 from freshness.database.vitess import of_primary
 from freshness.errors import SourceUnavailable
 from freshness.position import parse_position
+from integration.servers.vitess import Vitess
 from integration.spark.seats import SEATS_TABLE, in_frame
 from integration.vitess.real.deployment import VSCHEMA, Deployment, deployment
 from spark.copy import __main__ as command
@@ -64,13 +64,13 @@ def fill(made: Deployment) -> None:
 
 
 @contextmanager
-def changing(address: ServerAddress) -> Iterator[None]:
+def changing(cluster: Vitess) -> Iterator[None]:
     """Seats change, go and come, until the end."""
     stopping, errors, written = threading.Event(), list[Exception](), itertools.count()
 
     def write() -> None:
         try:
-            with connect(address) as connection, connection.cursor() as cursor:
+            with cluster.connect() as connection, connection.cursor() as cursor:
                 while not stopping.wait(WRITE_SECONDS):
                     number = next(written)
                     place = seat_of(number * 7919 % ROWS)
@@ -109,7 +109,7 @@ def test_a_copy_of_two_shards_that_is_made_while_rows_change_is_exact(
         made.wait_ready()
         arguments = ["--config", str(made.path), "--out", str(out), "--url", f"http://127.0.0.1:{port}"]
         arguments += ["--tables", "seats", "--rows-per-range", str(ROWS_PER_RANGE), "--json"]
-        with changing(made.cluster.mysql_address()):
+        with changing(made.cluster):
             for _ in range(2):
                 assert command.main(arguments, session) == 0, capsys.readouterr().err
         assert command.main(arguments, session) == 0, capsys.readouterr().err
