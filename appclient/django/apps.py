@@ -155,7 +155,7 @@ class FreshnessConfig(AppConfig):
         return types
 
     def describe(self) -> list[str]:
-        """A line for each database of MySQL that is no server of the file, and for each model that is cached, derived
+        """A line for each database of MySQL that the file does not name, and for each model that is cached, derived
         from `CachedModel`, or has a table in the file: its object, and which of its reads the database answers all
         the same."""
         from appclient.django.models import CachedModel

@@ -43,7 +43,7 @@ class DjangoDatabases:
     def describe(self) -> list[str]:
         """A line for each of the others."""
         return [
-            f"the database {alias} is {_shown(place)}, which is no server of the file: its rows are not cached, and "
+            f"the database {alias} is {_shown(place)}, which the file does not name: its rows are not cached, and "
             f"a session does not read what it commits there (expected one of {', '.join(map(_shown, self.servers))})"
             for alias, place in self.others.items()
         ]

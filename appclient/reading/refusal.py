@@ -51,8 +51,8 @@ REMEDIES: Final[dict[ReadOutcome, str]] = {
     ReadOutcome.LIFE: "the node restarted or was flushed; if it is often, see why",
     ReadOutcome.NODE_DOWN: "a node does not answer: see that it runs and is reachable",
     ReadOutcome.FOREIGN: "something else writes to the nodes under the cache's keys, or another format version does",
-    ReadOutcome.KEY: "keys that no row has, or whose row spells them otherwise, where the column's collation takes "
-    "several spellings for equal: ask with the stored spelling, or give the column a binary collation",
+    ReadOutcome.KEY: "keys that no row has, or that the row spells otherwise, as collations allow: ask with the "
+    "stored spelling, or give the column a binary collation",
     ReadOutcome.PARTS: "the node evicts parts of large values: give it more memory",
     ReadOutcome.TOO_LARGE: "values above `cache.value_bytes_max`: raise it, or cache less of the row; or the node "
     "takes smaller items (memcached: -I) than `cache.part_bytes`",

@@ -121,7 +121,7 @@ def test_databases_are_found_by_host_port_and_name(path: Path) -> None:
     mysql = {**default, "ENGINE": "django.db.backends.mysql", "HOST": "127.1"}
     named = find_places(config, {"replica": default, "default": mysql, "lite": {"NAME": "file"}})
     (line,) = named.describe()
-    assert line.startswith("the database default is 127.1:3306/shop, which is no server of the file: "), line
+    assert line.startswith("the database default is 127.1:3306/shop, which the file does not name: "), line
     for options in ({"database": "tenant_b"}, {"db": "tenant_b"}, {"host": "db3"}, {"unix_socket": "/s"}):
         assert places.find({**default, "OPTIONS": options}) is None, "as Django connects"
     assert places.find({"NAME": "other", "OPTIONS": {"host": "127.0.0.1", "database": "shop"}}) is found

