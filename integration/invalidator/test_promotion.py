@@ -17,7 +17,7 @@ import pytest
 from appclient import Cache, ReadOutcome
 from freshness.database.connection import executed_position
 from integration.configuration import write_config
-from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, wait_covered, wait_until
+from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, call_cli, wait_covered, wait_until
 from integration.servers import DatabaseServer, Memcached, Pair
 from integration.servers.haproxy import Haproxy
 from integration.servers.program import InvalidatorProcess
@@ -187,6 +187,10 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
         load.stop()
         assert scene.state()["life"] == life
         scene.wait_true_hits(load)
+        checked = call_cli("check", "-c", scene.path, "--json")
+        assert checked.returncode == 0, checked.stdout
+        assert f"{scene.previous.port} is read-only" in checked.stdout
+        assert not any(rule in checked.stdout for rule in ("not-replicating", "primary-changed", "read_only = OFF"))
 
 
 @pytest.mark.slow
