@@ -2,8 +2,9 @@
 
 A difference alone proves nothing: the invalidation may be on its way. It is **poisoned** when the row differed, then
 the primary's head was read, and at two later looks the node had acknowledged all of that head, the entry was still
-the same and live, and the row still differed (I1). An entry that went, changed or came to equal the row was **in
-flight**; an entry that is neither after all tries is **unknown**, which is never good news.
+the same and live, and the row still differed (I1). A node that follows another primary has not acknowledged it. An
+entry that went, changed or came to equal the row was **in flight**; an entry that is neither after all tries is
+**unknown**, which is never good news.
 
 Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one. The
 prober calls the steps one by one.
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord, encode_wanted, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Append, Delete, Item, Request
+from freshness.algorithm.request import Append, Delete, Head, Item, Request
 from freshness.comparison.entry import (
     ENTRIES_PER_BATCH_MAX,
     LIVE,
@@ -37,7 +38,6 @@ from freshness.comparison.scope import ComparisonScope
 from freshness.database.primary import Primary
 from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import Position
 from freshness.values.codec import decode_value
 
 _STAYS: Final = "was written again while it was removed: run the prober again"
@@ -113,7 +113,7 @@ class Suspect:
     entry: NodeEntry
     cached: str
     primary: str = ""
-    heads: Mapping[str, Position] = field(default_factory=dict)
+    heads: Mapping[str, Head] = field(default_factory=dict)
     looks: int = 0
     is_row_in_several: bool = False
 
@@ -155,11 +155,11 @@ class Comparison:
     def read_heads(self, suspects: Sequence[Suspect]) -> tuple[list[EntryVerdict], list[Suspect]]:
         """Note the heads of the primaries in the suspects, whose rows were read before: whatever made them differ is
         in these heads. Verdicts of those whose head is not known, and the others."""
-        heads: dict[str, Position] = {}
+        heads: dict[str, Head] = {}
         errors: dict[str, FreshnessError] = {}
         for lineage in sorted({name for each in suspects for name in each.entry.lineages}):
             try:
-                heads[lineage] = self.find_primary(lineage).read_position()
+                heads[lineage] = self.find_primary(lineage).read_head()
             except FreshnessError as error:
                 errors[lineage] = error
         verdicts, known = [], []
@@ -251,16 +251,19 @@ def _is_another(now: NodeEntry, entry: NodeEntry) -> bool:
     return now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
 
 
-def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position]) -> bool:
-    """True if the node has acknowledged all of these heads."""
-    found = {lineage: records.get(lineage) for lineage in heads}
-    return all(record is not None and record.progress.contains(heads[name]) for name, record in found.items())
+def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Head]) -> bool:
+    """True if the node has acknowledged all of these heads, of the primaries that it follows."""
+    found = [(records.get(lineage), head) for lineage, head in heads.items()]
+    return all(
+        record is not None and record.primary == head.primary and record.progress.contains(head.position)
+        for record, head in found
+    )
 
 
 def give_up(suspect: Suspect) -> EntryVerdict:
     """The verdict on a suspect that is not decided after all looks."""
-    told = ", ".join(f"{lineage}: {head}" for lineage, head in suspect.heads.items())
-    why = f"the node has not acknowledged the primary's head ({told}), or is not open"
+    told = ", ".join(f"{lineage}: {head.position}" for lineage, head in suspect.heads.items())
+    why = f"the node has not acknowledged the primary's head ({told}), follows another primary, or is not open"
     if suspect.is_row_in_several:
         why = f"the row is in several of the shards {', '.join(suspect.heads)}: does it move between them just now?"
     return _condemned(suspect, UNKNOWN, why)

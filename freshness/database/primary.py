@@ -21,7 +21,6 @@ from freshness.database.connection import (
 )
 from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import Position
 
 Row = dict[str, Any]
 Result = TypeVar("Result")
@@ -53,10 +52,6 @@ class Primary:
             return Head(executed_position(connection, self._flavor), epoch, identity)
 
         return self._run(read, "reading the head")
-
-    def read_position(self) -> Position:
-        """All that the primary has executed: an upper bound of what the rows read before it show."""
-        return self._run(lambda connection: executed_position(connection, self._flavor), "reading the head")
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]

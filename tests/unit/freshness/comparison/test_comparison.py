@@ -300,6 +300,15 @@ def test_without_the_head_acknowledged_it_is_unknown(world: World) -> None:
     assert world.waits == LOOKS_MAX
 
 
+def test_without_the_primary_that_its_node_follows_it_is_unknown(world: World) -> None:
+    """After a promotion the file may still name the previous one, which lags as a replica."""
+    world.fill({"id": 1, "v": "newer"})
+    world.record(12, primary="another")
+    found = world.compare()
+    assert found.verdict == comparison.UNKNOWN
+    assert "follows another primary" in found.error
+
+
 def test_an_acknowledgement_that_comes_late_condemns_only_after_it(world: World) -> None:
     world.fill(OLD)
     world.head = at(11)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, record_key
-from freshness.algorithm.request import Add, Delete, Item, Reply, Request, Stored
+from freshness.algorithm.request import Add, Delete, Head, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.comparison.comparison import POISONED, Comparison, EntryVerdict, give_up, repair
 from freshness.comparison.entry import NodeEntry, judge, read_items
@@ -58,6 +58,10 @@ SCOPE: Final = ComparisonScope(
 )
 
 
+PRIMARY: Final = "5f0d1f3e-0000-0000-0000-000000000001"
+"""Its identity."""
+
+
 class World:
     """A node and a primary in memory. Each wait of the comparison runs the next of ``while_waiting``."""
 
@@ -86,6 +90,7 @@ class World:
             "stripes": 64,
             "progress": at(progress),
             "floor": at(1),
+            "primary": PRIMARY,
             "objects": {name: Coverage(5, at(1)) for name in ("customer", "thing")},
         }
         record = NodeRecord(**{**fields, **changes})
@@ -152,8 +157,8 @@ class World:
         build = definition.builder.build
         return {definition.identity(build(key)): self.rows[key[0]] for key in keys if key[0] in self.rows}
 
-    def read_position(self) -> Position:
-        return self.head
+    def read_head(self) -> Head:
+        return Head(self.head, 0, PRIMARY)
 
 
 class MeddledNode(MemoryNode):
@@ -196,8 +201,8 @@ class ShardPrimary:
         build = definition.builder.build
         return {definition.identity(build(key)): self.rows[key[0]] for key in keys if key[0] in self.rows}
 
-    def read_position(self) -> Position:
-        return self.head
+    def read_head(self) -> Head:
+        return Head(self.head, 0, PRIMARY)
 
 
 class ShardedWorld(World):
