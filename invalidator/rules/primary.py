@@ -204,7 +204,13 @@ def _check_sessions(server: ServerFacts) -> Iterator[CheckFinding]:
     if server["binlog_checksum"].upper() == "NONE":
         yield server.setting(Rule.CHECKSUM, "binlog_checksum", "CRC32")
     if server.is_read_only:
-        yield server.setting(Rule.PRIMARY_READ_ONLY, "read_only", "OFF", but="or name the true primary")
+        found = server.setting(Rule.PRIMARY_READ_ONLY, "read_only", "OFF", but="or name the true primary")
+        if server["group_replication_group_name"]:
+            told = "read_only is ON: it is not the primary of its group, or the group has none"
+            found = server.find(Rule.PRIMARY_READ_ONLY, told, "name the group's primary, or start the group")
+        elif is_galera(server.variables):  # whose nodes have it in their files
+            found = replace(found, hint="SET GLOBAL read_only = OFF; or name the true primary")
+        yield found
 
 
 def _check_changes_logged(server: ServerFacts) -> Iterator[CheckFinding]:

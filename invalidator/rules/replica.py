@@ -169,8 +169,11 @@ def _check_adoption(facts: ShardFacts) -> Iterator[CheckFinding]:
         names = ", ".join(each.where for each in writable)
         for each in writable:
             if each is not facts.primary:
+                found = each.setting(Rule.ADOPTION_BLOCKED, "read_only", "ON")
+                if each.state is None or not each.state.follows:  # it may be the true primary
+                    found = each.find(Rule.ADOPTION_BLOCKED, "")
                 told = f"{len(writable)} servers of {facts.shard.lineage} are writable: {names}"
-                yield replace(each.setting(Rule.ADOPTION_BLOCKED, "read_only", "ON"), message=told)
+                yield replace(found, message=told)
     for replica in facts.replicas:
         missing = select_errors(check_log(replica))
         if missing:

@@ -12,7 +12,7 @@ from freshness.database.connection import Connection
 from freshness.errors import SourceUnsuitable
 from invalidator.replica import server
 from invalidator.rules.finding import require
-from invalidator.rules.primary import check_tablet, check_tested, check_version
+from invalidator.rules.primary import check_server, check_tablet, check_tested, check_version
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts, ahead_of
 from invalidator.rules.table import TableFacts, check_tables
@@ -152,3 +152,23 @@ def test_a_clock_differs_by_no_more_than_is_sure(shown: float, ahead: float) -> 
 def test_a_coarse_clock_may_be_a_step_further() -> None:
     assert ahead_of(99.0, 99.9, 100.0, step=1.0) == 0.0
     assert ahead_of(98.0, 99.9, 100.0, step=1.0) == pytest.approx(-0.9)
+
+
+@pytest.mark.parametrize(
+    ("variables", "hint", "statements"),
+    [
+        ({}, "SET PERSIST read_only = OFF; or name the true primary", ("SET PERSIST read_only = OFF",)),
+        ({"wsrep_on": "ON"}, "SET GLOBAL read_only = OFF; or name the true primary", ("SET GLOBAL read_only = OFF",)),
+        ({"group_replication_group_name": "5f"}, "name the group's primary, or start the group", ()),
+    ],
+)
+def test_what_makes_a_primary_writable(variables: dict[str, str], hint: str, statements: tuple[str, ...]) -> None:
+    """Nothing that makes a member of a cluster writable before it has joined at its next start."""
+    is_galera = "wsrep_on" in variables
+    names = dict.fromkeys(("wsrep_gtid_mode", "log_bin", "log_slave_updates"), "ON") if is_galera else {}
+    version = {"version": "10.11.6-MariaDB" if is_galera else "8.0.39", "wsrep_gtid_domain_id": "7"}
+    server = ServerFacts(
+        ADDRESS, "mariadb" if is_galera else "mysql", {**version, **names, **variables, "read_only": "ON"}
+    )
+    [found] = [each for each in check_server(server) if each.rule is Rule.PRIMARY_READ_ONLY]
+    assert (found.hint, found.statements) == (hint, statements)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from freshness.config.config import load_config
+from freshness.position import empty_position
+from invalidator.replica.server import ServerState
+from invalidator.rules.finding import CheckFinding
 from invalidator.rules.replica import ShardFacts
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
@@ -17,16 +21,23 @@ WRITER = {**RIGHT, "aurora_version": "3.08.0", "innodb_read_only": "OFF", "serve
 READER = {**WRITER, "innodb_read_only": "ON", "server_uuid": "b", "server_id": "2"}
 
 
-def check(
-    folder: Path, primary: dict[str, str], replica: dict[str, str], *, lossless: bool = False, members: int = 0
-) -> set[Rule]:
-    """``members``: number of members that the primary sees in its group; 0 if it is in none."""
+def find(
+    folder: Path,
+    primary: dict[str, str],
+    replica: dict[str, str],
+    *,
+    lossless: bool = False,
+    members: int = 0,
+    state: ServerState | None = None,
+) -> list[CheckFinding]:
+    """``members``: number of members that the primary sees in its group; 0 if it is in none. ``state``: state of the
+    replica. If it is given, promotions are adopted."""
     path = folder / "freshness.toml"
     path.write_text(
         '[cache]\nnodes = ["10.0.0.1:11211"]\nnamespace = "shop"\n[keyspaces.shop]\nflavor = "mysql"\n'
         '[[keyspaces.shop.shards]]\nprimary = "mysql://app:app@10.0.0.2/shop"\n'
         'replicas = ["mysql://app:app@10.0.0.3/shop"]\n'
-        f"lossless_failover = {str(lossless).lower()}\n"
+        f"lossless_failover = {str(lossless).lower()}\nadopt_promotions = {str(state is not None).lower()}\n"
         '[objects.customer]\ntable = "customers"\n'
     )
     config = load_config(path)
@@ -41,9 +52,14 @@ def check(
             replication=({"Member_Role": "PRIMARY", "Members_Online": str(members)},) if members else (),
             topologies={},
         ),
-        [ServerFacts(shard.replicas[0], "mysql", replica)],
+        [ServerFacts(shard.replicas[0], "mysql", replica, state=state)],
     )
-    return {each.rule for each in facts.check()}
+    return list(facts.check())
+
+
+def check(folder: Path, primary: dict[str, str], replica: dict[str, str], **options: Any) -> set[Rule]:
+    """As `find`: the rules."""
+    return {each.rule for each in find(folder, primary, replica, **options)}
 
 
 def test_a_reader_of_aurora(tmp_path: Path) -> None:
@@ -77,3 +93,13 @@ def test_a_group_of_several_members_makes_a_failover_lossless(tmp_path: Path) ->
     for members in (0, 1, 2):
         found = check(tmp_path, named, RIGHT, lossless=True, members=members)
         assert (Rule.LOSSLESS in found) == (members < 2)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_second_writable_server_that_follows_nobody_may_be_the_true_primary(tmp_path: Path, follows: bool) -> None:
+    """As after a crash, if the previous primary comes back as it was: only an operator knows which one is right."""
+    nothing = empty_position("mysql")
+    state = ServerState("b", nothing, nothing, follows, "", "", {})
+    found = [each for each in find(tmp_path, RIGHT, RIGHT, state=state) if each.rule is Rule.ADOPTION_BLOCKED]
+    assert [each.statements for each in found] == [("SET PERSIST read_only = ON",) if follows else ()]
+    assert follows or found[0].hint == "set read_only on all but the primary"
