@@ -16,7 +16,7 @@ from freshness.config.config import load_config
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, call_cli, run_cli, running_system, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Memcached, Pair
-from integration.servers.database import database_pair
+from integration.servers.database import SEMISYNCHRONOUS, Flavor, database_pair
 from integration.servers.program import InvalidatorProcess
 from invalidator.process.status import read_nodes
 
@@ -165,6 +165,26 @@ def test_a_primary_with_another_identity(primary: DatabaseServer, memcached: Mem
         assert "follows the primary" in message
         assert " 4711 " in message.rpartition("which is")[2]
     assert found() == []
+
+
+def test_a_failover_is_lossless_while_commits_wait_for_a_replica(
+    flavor: Flavor, memcached: Memcached, tmp_path: Path
+) -> None:
+    """A commit that has waited in vain ends that, until the replica has it."""
+    settings = SEMISYNCHRONOUS[flavor]
+    with database_pair(flavor, primary_options=settings, replica_options=settings) as servers:
+        path = config_of(tmp_path, servers.primary, memcached.address, shard={"lossless_failover": True})
+
+        def is_lossless() -> bool:
+            return all(each["rule"] != "lossless" for each in check(path)[1])
+
+        servers.primary.execute(CUSTOMERS_TABLE, database="shop")
+        wait_until(is_lossless, "the replica is waited for")
+        servers.replica.stop_replication()
+        servers.primary.execute("INSERT INTO customers VALUES (1, 'c', 0)", database="shop")
+        assert not is_lossless()
+        servers.replica.start_replication()
+        wait_until(is_lossless, "the replica is waited for again")
 
 
 def test_nodes(primary: DatabaseServer, memcached: Memcached, tmp_path: Path) -> None:

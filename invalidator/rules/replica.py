@@ -55,7 +55,7 @@ def _check_primary(facts: ShardFacts) -> Iterator[CheckFinding]:
         yield primary.find(
             Rule.LOSSLESS,
             "lossless_failover is stated, and neither Group Replication with several members nor semi-synchronous"
-            " replication with AFTER_SYNC is on",
+            " replication with AFTER_SYNC is in force",
         )
 
 
@@ -63,7 +63,7 @@ def _is_lossless(server: ServerFacts) -> bool:
     if any(int(row.get("Members_Online", "0")) > 1 for row in server.replication or ()):
         return True
     return any(
-        server.is_on(f"rpl_semi_sync_{role}_enabled")
+        server.is_on(f"rpl_semi_sync_{role}_status")
         and server[f"rpl_semi_sync_{role}_wait_point"].upper() == "AFTER_SYNC"
         for role in ("source", "master")
     )

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pymysql
 
@@ -23,10 +23,14 @@ from invalidator.rules.service import AMAZON, ServiceName, find_service, read_re
 
 Answer = TypeVar("Answer")
 
+_SEMISYNCHRONOUS: Final = r"SHOW GLOBAL STATUS LIKE 'rpl\_semi\_sync\_%\_status'"
+"""Whether commits wait for a replica now: OFF after one did so in vain."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """``variables``: global variables by lower-case name; one that the server does not have reads as "".
+    """``variables``: global variables by lower-case name, and whether semi-synchronous replication is in force; one
+    that the server does not have reads as "".
     ``retention_hours``: time for which Amazon keeps binary logs, in hours, 0 for as briefly as it can; None
     elsewhere. ``grants``: lines of SHOW GRANTS. ``replication``: a row for each server that it follows.
     ``log_filters``: filters of its own log. ``topologies``: number in force by namespace, None without a heartbeat
@@ -48,6 +52,7 @@ class ServerFacts:
     def look(cls, connection: Connection, address: ServerAddress, flavor: str) -> ServerFacts:
         """Raises what pymysql raises."""
         variables = read_variables(connection)
+        variables.update({str(name).lower(): str(value) for name, value in read_rows(connection, _SEMISYNCHRONOUS)})
         facts = cls(address, flavor, variables)
         if facts.is_mariadb != (flavor == "mariadb"):
             return facts  # it would not understand the rest

@@ -69,8 +69,8 @@ def test_a_reader_of_aurora(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "variables",
     [
-        {"rpl_semi_sync_source_enabled": "ON", "rpl_semi_sync_source_wait_point": "AFTER_SYNC"},
-        {"rpl_semi_sync_master_enabled": "ON", "rpl_semi_sync_master_wait_point": "AFTER_SYNC"},
+        {"rpl_semi_sync_source_status": "ON", "rpl_semi_sync_source_wait_point": "AFTER_SYNC"},
+        {"rpl_semi_sync_master_status": "ON", "rpl_semi_sync_master_wait_point": "AFTER_SYNC"},
     ],
 )
 def test_what_makes_a_failover_lossless(tmp_path: Path, variables: dict[str, str]) -> None:
