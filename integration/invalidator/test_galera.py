@@ -22,6 +22,7 @@ from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_c
 from integration.judge import ALL_SHOWN, Judge, Writer, judged_client, judged_moves, survive_kills
 from integration.servers import Memcached
 from integration.servers.galera import DOMAIN, GaleraCluster, GaleraNode, galera_of_three
+from integration.servers.haproxy import Haproxy
 from integration.servers.program import InvalidatorProcess
 
 KEYS: Final = tuple(range(1, 11))
@@ -131,6 +132,27 @@ def test_a_planned_switchover_keeps_the_cache(cluster: GaleraCluster, memcached:
             judge.wait_judged(20)
         assert system.lives() == lives
         assert "new life" not in system.invalidator.log()
+
+
+def test_haproxy_leads_to_the_writable_node(cluster: GaleraCluster, memcached: Memcached, tmp_path: Path) -> None:
+    """The file's primary is HAProxy, and all nodes are replicas: an operator moves both, and edits nothing."""
+    with Haproxy(cluster.nodes) as proxy:
+        path = write(cluster, tmp_path, memcached)
+        nodes = [each.url for each in cluster.nodes]
+        settings = path.read_text().replace(
+            f'primary = "{nodes[0]}"', f'primary = "{nodes[0].replace(str(cluster.nodes[0].port), str(proxy.port))}"'
+        )
+        path.write_text(settings.replace("replicas = [", f'replicas = ["{nodes[0]}", '))
+        with judged_moves(cluster.nodes[0], cluster.nodes[1], memcached, path, KEYS) as (system, judge, writer):
+            assert set(find_messages(path)) == {"same-server"}
+            with judged_client(system, judge):
+                judge.wait_judged(20)
+                writer.move(None)
+                cluster.make_primary(cluster.nodes[1])
+                proxy.lead_to(cluster.nodes[0])
+                writer.move(cluster.nodes[0])
+                judge.wait_writes(20)
+                judge.wait_judged(20)
 
 
 def test_a_killed_primary_is_succeeded_and_comes_back_by_state_transfer(

@@ -115,17 +115,18 @@ class PromotionWatch:
                 hint="set one wsrep_gtid_domain_id and one server_id on all nodes; until then nothing is cached",
             )
         writable = [address for address, state in states.items() if not state.is_read_only]
-        if len(writable) > 1:
+        servers = {states[address].server or str(address) for address in writable}  # a proxy is the one behind it
+        if len(servers) > 1:
             return SourceUnavailable(
-                f"{len(writable)} servers of {self.shard.lineage} are writable at a time: {_names(writable)}",
+                f"{len(servers)} servers of {self.shard.lineage} are writable at a time: {_names(writable)}",
                 hint="set read_only on all but the primary; until then nothing is cached from this shard",
             )
-        if writable == [self.shard.primary]:
+        if self.shard.primary in writable:
             self._note_errant(states)
             return None
         if not writable:
             return None  # in the middle of a switchover, or all are gone: leases run out
-        [candidate] = writable
+        candidate = writable[0]
         reason = self._find_refusal(candidate, states[candidate], streamed)
         if reason:
             return SourceUnavailable(

@@ -165,14 +165,15 @@ def _check_adoption(facts: ShardFacts) -> Iterator[CheckFinding]:
     if not facts.shard.adopt_promotions:
         return
     writable = [each for each in (facts.primary, *facts.replicas) if not each.is_read_only]
-    if len(writable) > 1:
+    count = len({each.identity or each.where for each in writable})
+    if count > 1:
         names = ", ".join(each.where for each in writable)
         for each in writable:
-            if each is not facts.primary:
+            if each is not facts.primary and not _is_same(facts.primary, each):
                 found = each.setting(Rule.ADOPTION_BLOCKED, "read_only", "ON")
                 if each.state is None or not each.state.follows:  # it may be the true primary
                     found = each.find(Rule.ADOPTION_BLOCKED, "")
-                told = f"{len(writable)} servers of {facts.shard.lineage} are writable: {names}"
+                told = f"{count} servers of {facts.shard.lineage} are writable: {names}"
                 yield replace(found, message=told)
     for replica in facts.replicas:
         missing = select_errors(check_log(replica))

@@ -102,6 +102,19 @@ def test_a_doubt_is_refused(a: Look, b: Look, c: Look, why: str) -> None:
     assert why in refused.message
 
 
+def test_a_proxy_and_the_server_behind_it_are_one() -> None:
+    """The file's primary is the proxy, and all servers are replicas: it leads to the one that is writable."""
+    present, other = replace(my(1, ""), server="x"), replace(my(2, "rf"), server="y")
+    assert Scene().see(present, present, other) is None
+    promoted = replace(my(2, "", f"{UUID}1:1-9,{UUID}2:1-3"), server="y")
+    assert Scene().see(promoted, replace(my(1, "rf"), server="x"), promoted) is None
+    moved = Scene().see(replace(my(1, "rf"), server="x"), promoted, promoted)
+    assert isinstance(moved, PrimaryMoved)
+    refused = Scene().see(present, promoted, present)
+    assert refused is not None
+    assert "2 servers of shop/- are writable at a time: b:3306, c:3306, a:3306" in refused.message
+
+
 def test_nodes_of_galera_that_count_differently_are_refused() -> None:
     a, b = (replace(state(number, "7-1-9", role), identity="1", domain="7") for number, role in ((1, ""), (2, "rf")))
     assert Scene("7-1-9").see(a, b, DOWN) is None
