@@ -155,6 +155,12 @@ def _check_identities(servers: Sequence[ServerFacts]) -> Iterator[CheckFinding]:
                     told = f"its {name} is {other[name]}, and that of {one.where} is {one[name]}"
                     remedy = "set the same on all nodes of a Galera cluster: a commit has one GTID on each of them"
                     yield other.find(Rule.SEVERAL_WRITERS, told, remedy)
+        elif one["server_id"] == other["server_id"] != "" and is_galera(one.variables) != is_galera(other.variables):
+            apart, node = (other, one) if is_galera(one.variables) else (one, other)
+            told = (
+                f"wsrep_on is OFF, and its server id is that of the node {node.where}: no other node gets its changes"
+            )
+            yield apart.find(Rule.SEVERAL_WRITERS, told, "SET GLOBAL wsrep_on = ON; build it anew if it has changes")
         elif one["server_id"] == other["server_id"] != "":
             yield other.find(
                 Rule.SERVER_ID_CLASH, f"its server id is {other['server_id']}, and so is that of {one.where}"

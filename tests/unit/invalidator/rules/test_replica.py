@@ -88,6 +88,18 @@ def test_nodes_of_galera_give_one_gtid(tmp_path: Path, name: str) -> None:
     assert check(tmp_path, NODE, {**NODE, "port": "2", name: "9"}) & wrong == {Rule.SEVERAL_WRITERS}
 
 
+@pytest.mark.parametrize("is_primary", [True, False])
+def test_a_node_of_galera_that_stands_apart_is_told_to_join_and_keeps_its_id(
+    tmp_path: Path, is_primary: bool
+) -> None:
+    apart = {**NODE, "port": "2", "wsrep_on": "OFF"}
+    found = find(tmp_path, *((apart, NODE) if is_primary else (NODE, apart)))
+    assert Rule.SERVER_ID_CLASH not in {each.rule for each in found}
+    [told] = [each for each in found if each.rule is Rule.SEVERAL_WRITERS]
+    assert told.where == f"10.0.0.{2 if is_primary else 3}:3306"
+    assert "wsrep_on is OFF" in told.message
+
+
 def test_a_group_of_several_members_makes_a_failover_lossless(tmp_path: Path) -> None:
     named = {**RIGHT, "group_replication_group_name": "5f0d1f3e-0000-0000-0000-000000000001"}
     for members in (0, 1, 2):
