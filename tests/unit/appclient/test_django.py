@@ -146,7 +146,7 @@ django.setup()
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=500)
 
 
 @pytest.mark.parametrize(

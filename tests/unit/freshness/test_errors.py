@@ -33,7 +33,7 @@ path = "archive"
 def run_without(package: str, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of this project in a process in which ``package`` cannot be imported."""
     command = [sys.executable, "-c", PROGRAM, package, module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
 
 
 def assert_one_line(ran: subprocess.CompletedProcess[str], package: str, extra: str) -> None:

@@ -53,7 +53,7 @@ def test_another_error_is_raised() -> None:
 def test_an_interruption_is_raised_and_leaves_nothing_that_runs() -> None:
     """A thread that waits forever for a lock of ``threading`` would also keep the process from its end."""
     statement = f"from {__name__} import interrupt_everywhere; interrupt_everywhere()"
-    run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=500, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     assert int(run.stdout) > 100
 

@@ -198,7 +198,7 @@ def run_program(program: str, **environment: str) -> str:
         text=True,
         check=False,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=500,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()

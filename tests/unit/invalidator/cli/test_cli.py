@@ -71,7 +71,7 @@ def program(tmp_path: Path) -> Path:
 def complete(program: Path, **variables: str) -> str:
     """The answer of the program to a shell's script."""
     environment = {"PATH": f"{program.parent}:{os.defpath}", "PYTHONPATH": str(CHECKOUT), **variables}
-    ended = subprocess.run([program], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run([program], env=environment, capture_output=True, text=True, check=True, timeout=500)
     return ended.stdout
 
 
@@ -98,7 +98,7 @@ def test_bash_completes_verbs_and_options(program: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=500,
     )
     assert completed.stdout.split() == ["inspect,invalidate", "--log-level,--log-format", "bash,zsh,fish"]
 
