@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -69,6 +69,17 @@ class Gunicorn(ServerProcess):
         self.answers += 1
         return answer
 
+    def ask_all(self, processes: Iterable[int]) -> set[int]:
+        """The processes of all workers: those which have answered, and the others once they do."""
+        found = set(processes)
+
+        def have_answered() -> bool:
+            found.update(self.ask(0)["process"] for _ in range(WORKERS - len(found)))
+            return len(found) == WORKERS
+
+        wait_until(have_answered, "each worker has answered", self.log)
+        return found
+
 
 @pytest.fixture(scope="module")
 def counted(mysql_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, list[int]]]:
@@ -108,8 +119,8 @@ def test_workers_that_are_forked_read_right_rows_on_bounded_connections(
             if number % 50 == 0:
                 opened = max(count_connections(system, node) - before[node] for node in range(2))
                 most[0] = max(most[0], opened)
-    assert {answer["process"] for answer in answers}.isdisjoint({os.getpid()})
-    assert len({answer["process"] for answer in answers}) == WORKERS
+        processes = server.ask_all(answer["process"] for answer in answers)
+    assert processes.isdisjoint({os.getpid()})
     # Each worker, and one for the count itself; the process that forked has read nothing
     assert 0 < most[0] <= WORKERS * CONNECTIONS_MAX + 1
 

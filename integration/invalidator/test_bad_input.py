@@ -237,7 +237,13 @@ def test_a_node_that_is_unreachable_at_the_start(pair: Pair, tmp_path: Path) -> 
             rest = [key for key in keys if key not in of_up]
             outcomes = {each.outcome for each in cache.get_many("customer", rest, explain=True).values()}
             assert outcomes == {ReadOutcome.NODE_DOWN}
-            assert f"node {down.address} is out: memcached {down.address} cannot be reached" in invalidator.log()
+            wait_until(
+                lambda: (
+                    f"node {down.address} is out: memcached {down.address} cannot be reached" in invalidator.log()
+                ),
+                "the node is out",
+                invalidator.log,
+            )
             down.start()
             wait_for_hits(cache, "customer", list(keys), system.describe)
             assert invalidator.terminate() == 0
@@ -267,7 +273,9 @@ def test_a_node_without_cas_is_never_used(pair: Pair, tmp_path: Path) -> None:
             of_bad = [key for key, each in answers.items() if each.node == bad.address]
             assert {answers[key].outcome for key in of_bad} == {ReadOutcome.NODE_DOWN}
             wait_for_hits(cache, "customer", [k for k in range(40) if k not in of_bad], system.describe)
-            assert f"memcached {bad.address} has no CAS" in invalidator.log()
+            wait_until(
+                lambda: f"memcached {bad.address} has no CAS" in invalidator.log(), "is refused", invalidator.log
+            )
             assert "start it without -C" in invalidator.log()
             assert bad.stats()["cmd_set"] == "0"
         finally:
