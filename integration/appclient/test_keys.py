@@ -398,7 +398,7 @@ def opened(server: DatabaseServer, folder: Path) -> Iterator[World]:
             world.database.close()
 
 
-@pytest.mark.timeout(SECONDS * 3 + 240)
+@pytest.mark.timeout(SECONDS * 3 + 600)
 def test_a_row_that_a_key_finds_has_the_item_of_the_key(pair: Pair, tmp_path: Path) -> None:
     with opened(pair.primary, tmp_path) as world:
         exact, others = text_types(world.connection, world.chance)

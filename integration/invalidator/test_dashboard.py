@@ -28,7 +28,7 @@ from invalidator.http.overview import OverviewFeed, ViewPolicy
 from invalidator.http.service import HttpService, create_api
 from invalidator.process.app import Invalidator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 WIDTH: Final = 1000
 PHONE_WIDTH: Final = 360

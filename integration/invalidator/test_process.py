@@ -26,6 +26,7 @@ from integration.harness import (
     LEASE_SECONDS,
     MAX_STALENESS_SECONDS,
     REPLICAS_ALONE,
+    WAIT_SECONDS,
     System,
     running_system,
     wait_for_hits,
@@ -162,7 +163,6 @@ def read_anew(system: System, keys: Sequence[int]) -> dict[int, Explanation]:
 # -- kill -9 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_kill_9_twenty_times(pair: Pair, tmp_path: Path) -> None:
     with system_with_cache(pair, tmp_path) as (system, cache):
@@ -267,7 +267,7 @@ def test_memcached_flushed_by_a_stranger(pair: Pair, tmp_path: Path) -> None:
 def make_room(system: System, sizes: Iterable[int]) -> None:
     """A program that shares the node pushes out the items whose values are of these sizes."""
     [node] = system.nodes
-    with socket.create_connection(("127.0.0.1", node.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", node.port), WAIT_SECONDS) as connection:
         for size in sizes:
             # Keys as long as those of stripes, since the size of the whole item counts
             junk = (b"set %016d 0 0 %d noreply\r\n%b\r\n" % (n, size, b"j" * size) for n in range(50_000))

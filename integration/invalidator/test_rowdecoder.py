@@ -321,7 +321,7 @@ def select_all(connection: Connection, columns: Sequence[Column]) -> dict[int, d
 # -- the tests --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(SECONDS * 3 + 240)
+@pytest.mark.timeout(SECONDS * 3 + 600)
 def test_rows_of_random_tables_are_those_that_the_server_shows(pair: Pair) -> None:
     server, flavor = pair.primary, pair.primary.flavor
     chance = random.Random(f"{flavor} {SEED}")

@@ -145,7 +145,7 @@ def test_no_entry_is_poisoned_by_a_sink_whose_processes_are_killed(
     with ExitStack() as stack:
         sink.launch()
         stack.callback(sink.stop)
-        wait_until(lambda: sink.is_ready(), "the sink's nodes are open", sink.log)
+        wait_until(sink.is_ready, "the sink's nodes are open", sink.log, seconds=BATCHES_SECONDS)
         with Traffic(sunk) as traffic:
             goes_on(3, traffic)
             wait_until(one.kill_executor, "an executor is killed at work", sink.log)
@@ -190,7 +190,6 @@ def find_lost(system: System, folder: Path) -> list[bytes]:
     return find_lacking(system, read_events(system, folder, SINK), SINK)
 
 
-@pytest.mark.timeout(300)
 def test_the_driver_stands_in_where_no_executor_comes(
     system: System, sunk: System, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +206,7 @@ def test_the_driver_stands_in_where_no_executor_comes(
         cache = sunk.open_cache()
         stack.callback(cache.close)
         system.execute("INSERT INTO customers VALUES (1, 'n', 0), (2, 'n', 0)")
+        wait_until(sink.is_ready, "the sink's nodes are open", sink.log, seconds=BATCHES_SECONDS)
         wait_for_hits(cache, "customer", [1, 2, 3], sink.log)
         system.execute("UPDATE customers SET v = 7 WHERE id = 2")
         system.execute("INSERT INTO customers VALUES (3, 'n', 8)")

@@ -37,7 +37,7 @@ def submit(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment |= {"PYSPARK_PYTHON": sys.executable}
     command = [str(SPARK_SUBMIT), "--master", "local[1]", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=500)
 
 
 @pytest.mark.parametrize("job", ["archive", "audit", "copy", "sink", "table_at"])

@@ -49,7 +49,7 @@ CHECKOUT: Final = Path(__file__).resolve().parents[2]
 TABLES: Final = frozenset(("customers", "orders"))
 STREAM: Final = "/v1/update-stream"
 OPERATOR: Final = 4
-DISCONNECTED_SECONDS: Final = 60.0
+DISCONNECTED_SECONDS: Final = 180.0
 
 Change = tuple[str, int, str, str, Any, Any]
 """GTID, row, table, op, before, after."""

@@ -480,7 +480,7 @@ def test_a_million_rows_in_one_transaction_pass_in_bounded_memory(
         [sys.executable, "-c", "from integration.stream.test_update_stream import measure; measure()", arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -69,13 +69,17 @@ def test_the_current_positions_of_all_shards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "kind"),
-    [([], SourceUnavailable), ([Fail(Code.UNAUTHENTICATED, "x")], SourceUnsuitable), ([Hold()], SourceUnavailable)],
+    ("steps", "kind", "seconds"),
+    [
+        ([], SourceUnavailable, 60.0),
+        ([Fail(Code.UNAUTHENTICATED, "x")], SourceUnsuitable, 60.0),
+        ([Hold()], SourceUnavailable, 1.0),
+    ],
     ids=["end", "refused", "silent"],
 )
-def test_no_current_position(steps: list[Any], kind: type[FreshnessError]) -> None:
+def test_no_current_position(steps: list[Any], kind: type[FreshnessError], seconds: float) -> None:
     with Vtgate(steps) as vtgate, pytest.raises(kind):
-        VStream(address_of(vtgate), TABLES).find_current(timeout_seconds=1.0)
+        VStream(address_of(vtgate), TABLES).find_current(timeout_seconds=seconds)
 
 
 def test_each_shard_has_its_own_columns_and_position() -> None:

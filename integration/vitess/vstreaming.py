@@ -17,7 +17,7 @@ from integration.servers.vtgate import KEYSPACE, SHARD, UUID, Vtgate, fields, in
 from invalidator.vstream.source import VStream, VStreamSource
 
 TABLES: Mapping[str, Sequence[str]] = {"customers": (), "orders": ()}
-ARRIVES_SECONDS = 30.0
+ARRIVES_SECONDS = 120.0
 FIELDS = fields("customers")
 ROW_5 = rows("customers", inserted("5", "Ann"))
 Code = grpc.StatusCode
