@@ -35,7 +35,7 @@ from freshness.algorithm.state import Demand, Pending, Read, ReadContext
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.config import Config
-from freshness.errors import FormatError
+from freshness.errors import FormatError, missing_package
 from freshness.history.open import open_recorder
 from freshness.network import Network
 from freshness.nodes.open import import_node, open_node
@@ -95,7 +95,10 @@ class Pipeline:
             timeout_seconds=settings.node_timeout_ms / 1000,
         )
         if around.open_node is None:
-            import_node(settings.access.backend)  # now, so that no request waits for it or fails by it
+            try:
+                import_node(settings.access.backend)  # now, so that no request waits for it or fails by it
+            except ModuleNotFoundError as error:
+                raise (missing_package(error, "appclient") or error) from error
         self._open_node = around.open_node or partial(open_configured, network=around.network)
         first = lookups.lineages[0] if lookups.lineages else ""
         probe = partial(around.open_node or open_configured, settings.access)

@@ -23,7 +23,7 @@ def stream(
     key_range: Annotated[str, typer.Option(help='Which keys, such as "-80".')] = "-",
     since: Since = None,
     skew: Annotated[bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Changes until the end.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Lines of changes and heartbeats until the end.")] = None,
     tables: TableNames = None,
     columns: Annotated[
         str | None, typer.Option(help='COLUMN or TABLE.COLUMN, such as "id,orders.*"; default: all.')

@@ -108,6 +108,17 @@ def test_the_client_of_the_nodes_is_imported_before_the_first_read(
         Cache(load_config(path, {}))
 
 
+def test_a_missing_client_of_the_nodes_is_an_error_that_names_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG.replace("[cache]", '[cache]\nbackend = "redis"'))
+    monkeypatch.delitem(sys.modules, "freshness.nodes.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "redis.backoff", None)
+    with pytest.raises(ConfigError, match=r"redis is not installed.*freshness\[redis\]"):
+        Cache(load_config(path, {}))
+
+
 class ClosedWhileIdle(Node):
     """Its server closes the connection when ``is_connected`` is set to False; the next one is a new one."""
 
