@@ -150,7 +150,7 @@ def _check_skipped_tables(top: Table, keyspaces: Mapping[str, Keyspace], objects
 
 def _parse_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(
             f"{path.absolute()}: there is no such file",

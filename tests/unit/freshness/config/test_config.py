@@ -512,6 +512,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, load: Load) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
         load_config(tmp_path / "latin.toml", {})
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf[cache]\n")
+    with pytest.raises(ConfigError, match="namespace"):  # an editor's byte-order mark is not TOML's affair
+        load_config(tmp_path / "marked.toml", {})
 
 
 # -- server addresses and passwords -------------------------------------------------------------------
