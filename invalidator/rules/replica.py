@@ -160,7 +160,7 @@ def _check_identities(servers: Sequence[ServerFacts]) -> Iterator[CheckFinding]:
             told = (
                 f"wsrep_on is OFF, and its server id is that of the node {node.where}: no other node gets its changes"
             )
-            yield apart.find(Rule.SEVERAL_WRITERS, told, "SET GLOBAL wsrep_on = ON; build it anew if it has changes")
+            yield apart.find(Rule.SEVERAL_WRITERS, told, "SET GLOBAL wsrep_on = ON; build it again if it has changes")
         elif one["server_id"] == other["server_id"] != "":
             yield other.find(
                 Rule.SERVER_ID_CLASH, f"its server id is {other['server_id']}, and so is that of {one.where}"
