@@ -95,10 +95,7 @@ class Pipeline:
             timeout_seconds=settings.node_timeout_ms / 1000,
         )
         if around.open_node is None:
-            try:
-                import_node(settings.access.backend)  # now, so that no request waits for it or fails by it
-            except ModuleNotFoundError as error:
-                raise (missing_package(error, "appclient") or error) from error
+            _import_client(settings.access.backend)
         self._open_node = around.open_node or partial(open_configured, network=around.network)
         first = lookups.lineages[0] if lookups.lineages else ""
         probe = partial(around.open_node or open_configured, settings.access)
@@ -231,6 +228,14 @@ class Pipeline:
         self.nodes.readers.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _import_client(backend: str) -> None:
+    """Now, so that no request waits for it or fails by it. Raises `ConfigError` for one that is not installed."""
+    try:
+        import_node(backend)
+    except ModuleNotFoundError as error:
+        raise (missing_package(error, "appclient") or error) from error
 
 
 def _now_us() -> int:
