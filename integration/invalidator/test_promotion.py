@@ -6,6 +6,7 @@ followed, and nothing is stored.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -191,6 +192,14 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
         assert checked.returncode == 0, checked.stdout
         assert f"{scene.previous.port} is read-only" in checked.stdout
         assert not any(rule in checked.stdout for rule in ("not-replicating", "primary-changed", "read_only = OFF"))
+        scene.previous.stop_replication()
+        scene.present.execute("UPDATE customers SET v = v + 1", database="shop")
+        load.written = {key: v + 1 for key, v in load.written.items()}
+        scene.wait_true_hits(load)
+        inspected = call_cli("inspect", "customer", "1", "-c", scene.path, "--json")
+        assert json.loads(inspected.stdout)["equals_primary"] is True, inspected.stdout
+        probed = call_cli("probe", "--once", "--share", "1", "-c", scene.path, "--json")
+        assert probed.returncode == 0, probed.stdout
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ def inspect_key(
     """Show what the cache holds of one object, and whether it is what the primary has."""
     from freshness.database.schema import load_object
     from invalidator.process.status import inspect, locate_key
+    from invalidator.replica.promotion import find_present
 
     settings = load_config(config)
-    answer = inspect(settings, locate_key(settings, load_object(settings, name), name, key))
+    present = find_present(settings)
+    answer = inspect(settings, locate_key(settings, load_object(present, name), name, key), present)
     if as_json:
         print_json(answer)
         return
@@ -38,9 +40,10 @@ def invalidate(
     """Remove what the cache holds of these keys; nothing older than the primary is now can be stored again."""
     from freshness.database.schema import load_object
     from invalidator.process.by_hand import invalidate_keys
+    from invalidator.replica.promotion import find_present
 
     settings = load_config(config)
-    invalidated = invalidate_keys(settings, load_object(settings, name), name, key)
+    invalidated = invalidate_keys(settings, load_object(find_present(settings), name), name, key)
     if as_json:
         print_json([{"object": name, "node": each.node, "item": each.item.decode()} for each in invalidated])
         return

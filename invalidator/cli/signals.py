@@ -38,9 +38,12 @@ def reload_on_hangup(path: Path, take: Callable[[Config], None], begin: Callable
 
 
 def load_on_hangup(path: Path) -> Callable[[], Config]:
-    """The configuration of now, which SIGHUP loads again. Raises `ConfigError` for the first one."""
-    loaded = deque([load_config(path)], maxlen=1)
-    reload_on_hangup(path, loaded.append)
+    """The configuration of now, which SIGHUP loads again, with the primaries that `run` would adopt. Raises
+    `ConfigError` for the first one."""
+    from invalidator.replica.promotion import find_present
+
+    loaded = deque([find_present(load_config(path))], maxlen=1)
+    reload_on_hangup(path, lambda config: loaded.append(find_present(config)))
     return lambda: loaded[-1]
 
 

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,7 @@ from invalidator.process.assignment import Assignment
 from invalidator.process.metrics import Metrics
 from invalidator.process.supervisor import Supervisor
 from invalidator.process.worker import ShardWorker
-from invalidator.replica.promotion import PrimaryMoved, with_primary
+from invalidator.replica.promotion import PrimaryMoved, with_primaries
 
 if TYPE_CHECKING:
     from freshness.history.recorder import Recorder
@@ -196,7 +196,7 @@ class Invalidator:
     def _assign(self, config: Config) -> None:
         """Start, exchange and stop workers so that there is one for each shard of ``config``, with the primaries that
         were adopted."""
-        given, config = config, _with_primaries(config, self._adopted)
+        given, config = config, with_primaries(config, self._adopted)
         registries = {}
         for name in config.keyspaces:
             registries[name] = self._read_registry(config, name)
@@ -301,23 +301,6 @@ class Invalidator:
             else:
                 self.metrics.shard_failed.labels(lineage).set(1)
                 log.error("shard %s has stopped", lineage, exc_info=each.worker.ended_by)
-
-
-def _with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Config:
-    """The configuration with these servers as primaries, by lineage, if it allows that and lists them."""
-    keyspaces = {
-        name: replace(
-            keyspace,
-            shards=tuple(
-                with_primary(shard, adopted[shard.lineage])
-                if shard.adopt_promotions and shard.lineage in adopted
-                else shard
-                for shard in keyspace.shards
-            ),
-        )
-        for name, keyspace in config.keyspaces.items()
-    }
-    return replace(config, keyspaces=keyspaces) if adopted else config
 
 
 def _assignments(

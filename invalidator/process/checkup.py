@@ -40,9 +40,9 @@ from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError, NodeRefused, NodeUnavailable, missing_package
 from freshness.network import BLOCKING
 from freshness.nodes.open import open_node
-from freshness.position import Position, empty_position, parse_position
+from freshness.position import Position, parse_position
 from invalidator.process.discovery import compare_nodes
-from invalidator.replica.promotion import PrimaryMoved, PromotionWatch, with_primary
+from invalidator.replica.promotion import find_move, with_primary
 from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.machine import check_machine, check_names
 from invalidator.rules.node import NodeFacts, check_record
@@ -144,8 +144,10 @@ class Checkup:
         self, keyspace: Keyspace, shard: Shard, tables: Collection[str], objects: Collection[ObjectConfig]
     ) -> None:
         flavor = keyspace.gtid_flavor
-        if shard.adopt_promotions:
-            shard = self._find_present(shard, flavor)
+        if (moved := find_move(shard, flavor)) is not None:
+            where = f"{shard.primary.host}:{shard.primary.port}"
+            self.findings.append(CheckFinding(Rule.PRIMARY_READ_ONLY, moved.message, moved.hint, where))
+            shard = with_primary(shard, moved.address)
         for address in (*shard.replicas, shard.writable):
             self._addresses[f"{address.host}:{address.port}"] = address, flavor
         with closing(connect(shard.writable)) as connection:
@@ -180,15 +182,6 @@ class Checkup:
                 # The last one: an ordinary transaction that a replica has executed is known to it by now
                 self.findings += ShardFacts(self._config, shard, facts, replicas).check()
                 self.findings += check_tables(facts, objects, TableFacts.look(reader))
-
-    def _find_present(self, shard: Shard, flavor: str) -> Shard:
-        """The shard with the primary that `run` would adopt."""
-        found = PromotionWatch(shard, flavor, lambda: empty_position(flavor)).look()
-        if not isinstance(found, PrimaryMoved):
-            return shard
-        where = f"{shard.primary.host}:{shard.primary.port}"
-        self.findings.append(CheckFinding(Rule.PRIMARY_READ_ONLY, found.message, found.hint, where))
-        return with_primary(shard, found.address)
 
     def check_nodes(self) -> None:
         """Whether each node answers and can serve, and is one node under one name (F94)."""

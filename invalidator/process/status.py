@@ -277,9 +277,9 @@ def _parse_value(column: KeyColumn, text: str) -> str | bytes:
         raise FormatError(f"{text!r} for {column.name}", hint="give binary keys in hexadecimal") from error
 
 
-def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
-    """Entry, stripes and verdict of one key, whether a fill would be stored, and whether the value is the primary's
-    row now."""
+def inspect(config: Config, located: LocatedKey, present: Config) -> dict[str, Any]:
+    """Entry, stripes and verdict of one key, whether a fill would be stored, and whether the value is the row now of
+    the primary in ``present``, which `find_present` found."""
     namespace = config.cache.namespace
     lineages = located.policy.lineages
     with closing(open_node(config.cache.access, located.node)) as node:
@@ -329,7 +329,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         return answer | {"error": str(error)}
     answer["value"] = None if payload is None else decode_value(payload)
     if located.definition.config.table is not None:
-        row = _read_row(config, located)
+        row = _read_row(present, located)
         answer |= {"primary": row, "equals_primary": digest_row(row) == digest_row(answer["value"])}
     return answer
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from freshness.config.config import Config
 from freshness.config.keyspace import Shard
 from freshness.config.server import ServerAddress
 from freshness.database.cluster import ClusterRefused
@@ -49,6 +50,23 @@ def with_primary(shard: Shard, address: ServerAddress) -> Shard:
         return shard
     others = [each for each in shard.replicas if each not in listed]
     return replace(shard, primary=_with_account(shard.primary, listed[0]), replicas=(*others, shard.primary))
+
+
+def with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Config:
+    """The configuration with these servers as primaries, by lineage, if it allows that and lists them."""
+    keyspaces = {
+        name: replace(
+            keyspace,
+            shards=tuple(
+                with_primary(shard, adopted[shard.lineage])
+                if shard.adopt_promotions and shard.lineage in adopted
+                else shard
+                for shard in keyspace.shards
+            ),
+        )
+        for name, keyspace in config.keyspaces.items()
+    }
+    return replace(config, keyspaces=keyspaces) if adopted else config
 
 
 @dataclass(slots=True)
@@ -155,6 +173,24 @@ class PromotionWatch:
         for address, state in states.items():
             if address != self.shard.primary:
                 self._errant[address] = find_foreign(state, primary, nothing)
+
+
+def find_move(shard: Shard, flavor: str) -> PrimaryMoved | None:
+    """The move of the primary that `run` would adopt now, for what reads beside it. None in any doubt."""
+    if not shard.adopt_promotions:
+        return None
+    found = PromotionWatch(shard, flavor, lambda: empty_position(flavor)).look()
+    return found if isinstance(found, PrimaryMoved) else None
+
+
+def find_present(config: Config) -> Config:
+    """The configuration with the primaries that `run` would adopt now."""
+    moves = {
+        shard.lineage: find_move(shard, keyspace.gtid_flavor)
+        for keyspace in config.keyspaces.values()
+        for shard in keyspace.shards
+    }
+    return with_primaries(config, {lineage: move.address for lineage, move in moves.items() if move is not None})
 
 
 def _with_account(primary: ServerAddress, address: ServerAddress) -> ServerAddress:

@@ -97,7 +97,7 @@ def test_the_bound_of_an_entry_is_shown(
         settings, policy, KeyBuilder("shop", "profile", (KeyColumn("id", ColumnKind.INTEGER),)), {}
     )
     located = status.LocatedKey(definition, policy, (1,), NODE, b"shop:profile:1", b"1", 1, "")
-    (stamp,) = status.inspect(config, located)["stamps"]
+    (stamp,) = status.inspect(config, located, config)["stamps"]
     assert (stamp["position"], stamp["until"]) == ("", shown)
 
 

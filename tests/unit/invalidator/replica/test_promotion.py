@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from freshness.config.access import Tls
-from freshness.config.keyspace import Shard
+from freshness.config.cache import CacheConfig
+from freshness.config.config import Config
+from freshness.config.keyspace import Keyspace, Shard
 from freshness.config.server import ServerAddress
 from freshness.database.cluster import ClusterRefused
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import empty_position, parse_gtids, parse_position
 from invalidator.replica import promotion
 from invalidator.replica.candidate import Look
-from invalidator.replica.promotion import LOOKS, PrimaryMoved, PromotionWatch, with_primary
+from invalidator.replica.promotion import LOOKS, PrimaryMoved, PromotionWatch, find_present, with_primary
 from invalidator.replica.server import ServerState, find_foreign
 
 A, B, C = (ServerAddress(name, user=f"user of {name}") for name in "abc")
@@ -206,3 +209,19 @@ def test_the_shard_with_another_primary() -> None:
     guarded = replace(SHARD, replicas=(replace(B, tls=Tls()), C))
     assert with_primary(guarded, B).primary == ServerAddress("b", user="user of a", tls=Tls())
     assert with_primary(SHARD, ServerAddress("elsewhere")) == SHARD
+
+
+@pytest.mark.parametrize(
+    ("adopts", "b", "found"), [(True, my(2, ""), B), (False, my(2, ""), A), (True, my(2, "f"), A), (True, DOWN, A)]
+)
+def test_what_reads_beside_run_reads_the_primary_that_run_would_adopt(
+    monkeypatch: pytest.MonkeyPatch, adopts: bool, b: Look, found: ServerAddress
+) -> None:
+    scene = Scene()
+    scene.looks = {A: my(1, "rf"), B: b, C: my(3, "rf")}
+    monkeypatch.setattr(promotion, "look_at", lambda address, *_, **__: scene._look_at(address))
+    shard = replace(SHARD, adopt_promotions=adopts)
+    keyspace = Keyspace(name="shop", flavor="mysql", shards=(shard,))
+    config = Config(cache=CacheConfig(namespace="shop", nodes=("n",)), keyspaces={"shop": keyspace}, path=Path())
+    [present] = find_present(config).keyspaces["shop"].shards
+    assert present.primary.host == found.host
