@@ -66,9 +66,9 @@ def find_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> Event
         return token
 
 
-def read_head(keyspace: Keyspace, shard: Shard) -> Position:
-    """All that the primary has executed: more than any SELECT before it has shown."""
-    with connected(shard.writable, "reading the head") as connection:
+def read_head(keyspace: Keyspace, server: ServerAddress) -> Position:
+    """All that a server has executed. On the primary: more than any SELECT before it has shown."""
+    with connected(server, "reading the head") as connection:
         return executed_position(connection, keyspace.gtid_flavor)
 
 
@@ -173,9 +173,21 @@ class Snapshot:
         for frame in frames[1:]:
             dumped = dumped.unionAll(frame)
         self.target.dump(name, table, layout, dumped)
-        until = {shard.lineage: str(read_head(self.keyspace, shard)) for shard in self.keyspace.serving_shards}
+        until = {shard.lineage: str(self._find_end(shard)) for shard in self.keyspace.serving_shards}
         table.until, table.needs_dump, table.layout = until, False, layout.to_json()
         self.target.commit(state, ())
+
+    def _find_end(self, shard: Shard) -> Position:
+        """A position with all that a dump has shown. Raises `SourceUnavailable` for a replica that is ahead."""
+        server = self._server(shard)
+        shown = read_head(self.keyspace, server)
+        head = read_head(self.keyspace, shard.writable)
+        if not head.contains(shown):
+            raise SourceUnavailable(
+                f"{server} has {shown}, and {shard.writable}, the primary of {shard.lineage} in the file, has {head}",
+                hint="name the server that is the primary now, or build a replica with errant transactions again",
+            )
+        return head
 
     def _server(self, shard: Shard) -> ServerAddress:
         return shard.replicas[0] if self.is_from_replica else shard.writable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,6 +113,22 @@ def test_a_primary_that_stays_behind_is_not_dumped(tmp_path: Path, monkeypatch: 
     with pytest.raises(SourceUnavailable, match="does not show"):
         scene.copy._dump(state(applied(500, 500), TableState()), "goods", deadline=5.0)
     assert "rows are read" not in scene.told
+
+
+def test_a_dump_of_a_replica_that_is_ahead_of_the_primary_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was promoted: its rows would be published at a position of the previous primary that lacks them."""
+    scene = Scene(tmp_path, monkeypatch, shown=12)
+    replica = ServerAddress("replica")
+    scene.copy.keyspace = replace(
+        KEYSPACE, shards=tuple(replace(shard, replicas=(replica,)) for shard in KEYSPACE.shards)
+    )
+    scene.copy.is_from_replica = True
+    monkeypatch.setattr(job, "read_head", lambda _, server: up_to(100 if server == replica else 99))
+    with pytest.raises(SourceUnavailable, match="the primary of shop/-80 in the file, has"):
+        scene.copy._dump(held := state(applied(10, 12), TableState()), "goods", deadline=60.0)
+    assert held.tables["goods"].needs_dump
 
 
 @pytest.mark.parametrize(
