@@ -76,6 +76,10 @@ _UNSUITABLE: Final[dict[int, str]] = {
     2054: "the server wants a login method that this program does not know",
     3854: _VALUE_HINT,
 }
+_UNKNOWN_COMMAND: Final = 1047
+OUTSIDE_HINT: Final = "let the node reach the others of its Galera cluster, until wsrep_local_state_comment is Synced"
+"""The remedy for a node of Galera that refuses statements, or is behind on purpose."""
+
 _LOGIN_REFUSED: Final = frozenset((1045, 1698))
 """The password was refused. If it comes from outside of the configuration, the next try may find another one."""
 
@@ -233,9 +237,9 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
         return SourceUnsuitable(
             f"{where}: {doing}: {text} [{code}]", hint="is the server too old, or of another kind?"
         )
-    return SourceUnavailable(
-        f"{where}: {doing}: {text or type(error).__name__} [{code}]", hint="is the server up and reachable from here?"
-    )
+    is_outside = code == _UNKNOWN_COMMAND and text.startswith("WSREP")
+    hint = OUTSIDE_HINT if is_outside else "is the server up and reachable from here?"
+    return SourceUnavailable(f"{where}: {doing}: {text or type(error).__name__} [{code}]", hint=hint)
 
 
 def _translated_dump_error(where: str, text: str) -> FreshnessError:

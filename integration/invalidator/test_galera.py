@@ -16,6 +16,7 @@ import pytest
 from appclient import Cache
 from appclient.database.atleast import wait_sql
 from freshness.database.cluster import REMEDY
+from freshness.database.connection import OUTSIDE_HINT
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, PATIENT, STREAM, System, call_cli, run_cli, wait_for_hits, wait_until
@@ -24,6 +25,7 @@ from integration.servers import Memcached
 from integration.servers.galera import DOMAIN, GaleraCluster, GaleraNode, galera_of_three
 from integration.servers.haproxy import Haproxy
 from integration.servers.program import InvalidatorProcess
+from invalidator.replica.server import APART
 
 KEYS: Final = tuple(range(1, 11))
 OPERATOR: Final = 4
@@ -240,14 +242,18 @@ def test_a_node_that_refuses_queries_is_not_read(cluster: GaleraCluster, tmp_pat
         with closing(Cache.open(path)) as cache, isolated(outside):
             for key in KEYS[2:]:
                 assert cache.get("customer", key)["v"] == 0
+            checked = call_cli("check", "-c", path, "--json").stdout
+            assert checked.count(OUTSIDE_HINT) == 2
+            assert "start its replication" not in checked
             found = find_messages(path)
             assert set(found) == {"not-replicating", "table-unreadable"}
             assert "wsrep_local_state_comment is Initialized" in str(found)
             refused = f"127.0.0.1:{primary.port}: reading: WSREP has not yet prepared node for application use"
             with primary.setting("wsrep_reject_queries", "'ALL'"):
                 for key in (KEYS[0], 99):
-                    with pytest.raises(SourceUnavailable, match=refused):
+                    with pytest.raises(SourceUnavailable, match=refused) as raised:
                         cache.get("customer", key)
+                    assert raised.value.hint == OUTSIDE_HINT
 
 
 def test_nothing_is_stored_while_a_second_node_is_writable(cluster: GaleraCluster, tmp_path: Path) -> None:
@@ -319,6 +325,18 @@ def test_a_node_of_another_domain_is_refused_by_name(cluster: GaleraCluster, tmp
             wait_until(lambda: told in invalidator.log(), "it is logged", invalidator.log)
         finally:
             invalidator.stop()
+
+
+def test_a_node_whose_wsrep_on_is_set_to_off_is_named(cluster: GaleraCluster, tmp_path: Path) -> None:
+    apart = cluster.nodes[1]
+    with Memcached() as node, InvalidatorProcess(path := write(cluster, tmp_path, node)) as invalidator:
+        told = f"127.0.0.1:{apart.port} of shop/- {APART}"
+        with apart.setting("wsrep_on", 0):
+            wait_until(lambda: told in invalidator.log(), "it is logged", invalidator.log)
+            found = find_messages(path)
+            assert "several-writers" in found
+            assert "not-replicating" not in found, found
+        assert invalidator.log().count(told) == 1
 
 
 def test_a_node_that_falls_behind_on_purpose_is_named(cluster: GaleraCluster, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from freshness.config.server import ServerAddress
 from freshness.errors import FreshnessError, SourceUnsuitable
 from freshness.position import Position
-from invalidator.replica.server import ServerState, find_foreign
+from invalidator.replica.server import APART, ServerState, find_foreign
 
 Choice: TypeAlias = Literal["freshest", "slowest", "primary"]
 Look: TypeAlias = "ServerState | FreshnessError"
@@ -153,6 +153,8 @@ def judge(server: Server, situation: Situation, *, is_current: bool) -> Candidat
 
 
 def _refuse_replica(state: ServerState, situation: Situation) -> CandidateVerdict | None:
+    if state.is_apart(situation.primary):
+        return CandidateVerdict(Refusal.UNFIT, APART)
     if not state.follows:
         return CandidateVerdict(
             Refusal.UNFIT, "follows no server; if it was promoted, name it as primary in the configuration"

@@ -21,7 +21,7 @@ from freshness.database.cluster import ClusterRefused
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import Position, empty_position
 from invalidator.replica.candidate import Look
-from invalidator.replica.server import ServerState, find_foreign, look_at
+from invalidator.replica.server import APART, ServerState, find_foreign, look_at
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class PromotionWatch:
     read_streamed: Callable[[], Position]
     look_at: Callable[[ServerAddress], ServerState] | None = None
     _errant: dict[ServerAddress, str] = field(default_factory=dict)
+    _apart: set[ServerAddress] = field(default_factory=set)
 
     def require_primary(self, pause: Callable[[float], None]) -> None:
         """Return if the current primary is the only writable server, or if none is. Raises `SourceUnavailable`, and
@@ -125,6 +126,7 @@ class PromotionWatch:
             if isinstance(look, ClusterRefused):
                 return SourceUnavailable(look.message, hint=look.hint)  # it may be so for a moment
         states = {address: look for address, look in looks.items() if isinstance(look, ServerState)}
+        self._name_apart(states)
         counting = {(state.domain, state.identity) for state in states.values() if state.domain}
         if len(counting) > 1:
             named = ", ".join(f"{domain}-{server}" for domain, server in sorted(counting))
@@ -166,6 +168,12 @@ class PromotionWatch:
             return "it has not executed everything that was streamed from the previous primary (F28)"
         errant = self._errant.get(address, "")
         return f"it had errant transactions while it was a replica: {errant[:200]} (F53)" if errant else ""
+
+    def _name_apart(self, states: Mapping[ServerAddress, ServerState]) -> None:
+        apart = {address for address, state in states.items() if any(map(state.is_apart, states.values()))}
+        for address in apart - self._apart:
+            log.warning("%s of %s %s", _names([address]), self.shard.lineage, APART)
+        self._apart = apart
 
     def _note_errant(self, states: Mapping[ServerAddress, ServerState]) -> None:
         """Remember what each replica has and its primary lacks, while there is a primary to compare it with."""

@@ -114,6 +114,10 @@ class ServerState:
         [origin] = position.by_source()
         return origin in (self.identity, self.group)
 
+    def is_apart(self, other: ServerState) -> bool:
+        """Whether it is a node of the other one's Galera cluster whose wsrep_on was set to OFF."""
+        return bool(other.domain) and not self.domain and self.identity == other.identity
+
     @property
     def heartbeat_us(self) -> int:
         """The newest heartbeat, 0 without."""
@@ -134,6 +138,9 @@ class ServerState:
         return all(
             self.last_numbers.get((domain, server), 0) >= number for domain, server, number in position.gtids()
         )
+
+
+APART: Final = "is a node of Galera whose wsrep_on was set to OFF: SET GLOBAL wsrep_on = ON, or build it again"
 
 
 def find_foreign(state: ServerState, primary: ServerState, start: Position) -> str:

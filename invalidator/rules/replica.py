@@ -9,6 +9,7 @@ from itertools import combinations
 from freshness.config.config import Config
 from freshness.config.keyspace import Shard
 from freshness.database.cluster import is_galera
+from freshness.database.connection import OUTSIDE_HINT
 from invalidator.replica.server import find_filters, find_foreign, find_skipped, find_stopped
 from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.primary import check_log, check_rights, check_service, check_tested, check_version
@@ -103,8 +104,9 @@ def _check_streamed(replica: ServerFacts) -> Iterator[CheckFinding]:
 
 def _check_replication(replica: ServerFacts, facts: ShardFacts) -> Iterator[CheckFinding]:
     stopped = list(find_stopped(replica.replication or ()))
+    remedy = OUTSIDE_HINT if is_galera(replica.variables) else ""
     if stopped and replica.state is None:
-        yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped))
+        yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped), remedy)
         return
     if replica.replication is None or replica.state is None:
         yield replica.find(
@@ -120,10 +122,11 @@ def _check_replication(replica: ServerFacts, facts: ShardFacts) -> Iterator[Chec
             f"it leaves out a part of what it replicates ({', '.join(filters)}), and its"
             " position does not show it: what is read there can be old, and is stored",
         )
-    if not replica.state.follows and not is_galera(replica.variables):
+    is_member = is_galera(replica.variables) or _is_apart(replica, facts.primary)
+    if not replica.state.follows and not is_member:
         yield replica.find(Rule.NOT_REPLICATING, "it follows nobody")
     elif stopped:
-        yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped))
+        yield replica.find(Rule.NOT_REPLICATING, "; ".join(stopped), remedy)
     delays = {row.get("SQL_Delay", "") for row in replica.replication} - {"", "0"}
     if delays:
         yield replica.find(Rule.DELAYED, f"it is set up to be {max(delays, key=len)} s late")
@@ -155,8 +158,8 @@ def _check_identities(servers: Sequence[ServerFacts]) -> Iterator[CheckFinding]:
                     told = f"its {name} is {other[name]}, and that of {one.where} is {one[name]}"
                     remedy = "set the same on all nodes of a Galera cluster: a commit has one GTID on each of them"
                     yield other.find(Rule.SEVERAL_WRITERS, told, remedy)
-        elif one["server_id"] == other["server_id"] != "" and is_galera(one.variables) != is_galera(other.variables):
-            apart, node = (other, one) if is_galera(one.variables) else (one, other)
+        elif _is_apart(one, other) or _is_apart(other, one):
+            apart, node = (one, other) if _is_apart(one, other) else (other, one)
             told = (
                 f"wsrep_on is OFF, and its server id is that of the node {node.where}: no other node gets its changes"
             )
@@ -165,6 +168,12 @@ def _check_identities(servers: Sequence[ServerFacts]) -> Iterator[CheckFinding]:
             yield other.find(
                 Rule.SERVER_ID_CLASH, f"its server id is {other['server_id']}, and so is that of {one.where}"
             )
+
+
+def _is_apart(server: ServerFacts, node: ServerFacts) -> bool:
+    """Whether a server has the id of a node of Galera, and is not one: its wsrep_on was set to OFF."""
+    is_alone = is_galera(node.variables) and not is_galera(server.variables)
+    return is_alone and server["server_id"] == node["server_id"] != ""
 
 
 def _check_adoption(facts: ShardFacts) -> Iterator[CheckFinding]:

@@ -14,7 +14,7 @@ import pytest
 from freshness.config.access import Password, PasswordCommand, PasswordFile, Tls
 from freshness.config.server import ServerAddress
 from freshness.database import connection as database
-from freshness.database.connection import connect, translated
+from freshness.database.connection import OUTSIDE_HINT, connect, translated
 from freshness.errors import SourceUnavailable, SourceUnsuitable
 
 REMOTE, LOOPBACK = "db.example", "127.0.0.1"
@@ -150,3 +150,13 @@ def test_a_certificate_that_is_refused_is_no_server_that_is_down() -> None:
     told = translated(error, ServerAddress(REMOTE), "connecting")
     assert told.message == f"{REMOTE}:3306: connecting: the server's certificate is refused: certificate has expired"
     assert "tls_ca" in told.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("WSREP has not yet prepared node for application use", OUTSIDE_HINT), ("Unknown command", "is the server up")],
+)
+def test_a_node_outside_of_its_cluster_is_no_server_that_is_down(text: str, hint: str) -> None:
+    told = translated(pymysql.err.OperationalError(1047, text), ServerAddress(REMOTE), "reading")
+    assert isinstance(told, SourceUnavailable)
+    assert hint in told.hint

@@ -118,6 +118,18 @@ def test_a_proxy_and_the_server_behind_it_are_one() -> None:
     assert "2 servers of shop/- are writable at a time: b:3306, c:3306, a:3306" in refused.message
 
 
+def test_a_node_of_galera_that_stands_apart_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It goes on: a node that nothing is written to is only late."""
+    a, b = (replace(state(number, "7-1-9", role), identity="1", domain="7") for number, role in ((1, ""), (2, "rf")))
+    apart = replace(b, domain="", follows=False)
+    scene = Scene("7-1-9")
+    for each, named in ((b, 0), (apart, 1), (apart, 1), (b, 1), (apart, 2)):
+        assert scene.see(a, each, DOWN) is None
+        told = [record.message for record in caplog.records if "wsrep_on was set to OFF" in record.message]
+        assert len(told) == named
+    assert told[0].startswith("b:3306 of shop/- is a node of Galera")
+
+
 def test_nodes_of_galera_that_count_differently_are_refused() -> None:
     a, b = (replace(state(number, "7-1-9", role), identity="1", domain="7") for number, role in ((1, ""), (2, "rf")))
     assert Scene("7-1-9").see(a, b, DOWN) is None
