@@ -56,11 +56,13 @@ def giving_way(lineage: str) -> Iterator[None]:
         log.debug("%s is read without what the cache requires: %s", lineage, error)
 
 
-def log_sql(tables: Sequence[str]) -> tuple[str, list[str]]:
-    """Two columns and their parameters: the end of the log, and how many of these tables, as SQL, are InnoDB's."""
-    marks = ", ".join(["%s"] * len(tables))
+def log_sql(flavor: str, tables: Sequence[str]) -> tuple[str, list[str]]:
+    """Three columns and their parameters: whether the server is read-only, the end of its log, and how many of these
+    tables, as SQL, are InnoDB's."""
+    marks = ", ".join(["NULL", *["%s"] * len(tables)])
+    end = "@@global.gtid_binlog_pos" if flavor == "mariadb" else "''"
     sql = (
-        "@@global.gtid_binlog_pos, (SELECT COUNT(*) FROM information_schema.TABLES"
+        f"@@global.read_only, {end}, (SELECT COUNT(*) FROM information_schema.TABLES"
         f" WHERE TABLE_SCHEMA = DATABASE() AND ENGINE = 'InnoDB' AND TABLE_NAME IN ({marks}))"
     )
     return sql, [table.strip("`").replace("``", "`") for table in tables]

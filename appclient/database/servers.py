@@ -184,7 +184,12 @@ class ShardServers:
                 keeps = keeps_connection
                 return result
             except Behind:
-                raise  # every statement has had its answer, so the connection is in order
+                if address != self._shard.primary:
+                    raise  # every statement has had its answer, so the connection is in order
+                close_open(connection)
+                if kept is None or not pool.lends_idle:
+                    raise
+                # a name may lead to another server since then, and old connections to the previous primary
             except DATABASE_ERRORS as error:
                 close_open(connection)
                 problem = describe_problem(error, address, "reading")

@@ -212,9 +212,9 @@ class ShardDatabase(ShardServers):
     ) -> ShardSnapshot:
         if connection in self._used:
             self._renew(connection, address)
-        token, server = self._read_start(connection, address, at_least, required)
+        token, server = self._read_start(connection, address, at_least, required, may_lock=bool(rows))
         if token is not None and required is not None and rows and self._may_lock(address, token, required):
-            token = self._lock_rows(connection, server, rows, token)
+            token = self._lock_rows(connection, server, rows, token, required)
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
         return ShardSnapshot(connection, address, token, server)
@@ -274,7 +274,7 @@ class ShardDatabase(ShardServers):
             token, server = self._read_start(connection, address, at_least, required)
             logged, lock = token, ""
             if token is not None and required is not None and self._may_lock(address, token, required):
-                logged, lock = self._read_log(connection, server, [table], token)
+                logged, lock = self._read_log(connection, server, [table], token, required)
             try:
                 names, answers = self._select(connection, wanted, token, order, lock)
                 token = logged
@@ -323,12 +323,22 @@ class ShardDatabase(ShardServers):
             ) from error
 
     def _read_start(
-        self, connection: Connection, address: ServerAddress, asked: EventToken | None, required: EventToken | None
+        self,
+        connection: Connection,
+        address: ServerAddress,
+        asked: EventToken | None,
+        required: EventToken | None,
+        *,
+        may_lock: bool = True,
     ) -> tuple[EventToken | None, str]:
-        """As `_read_asked`. Raises `Behind` for a replica that does not show ``required``, unless it is the last one
-        and the primary is down or gets no more such reads."""
+        """As `_read_asked`. Raises `Behind` for a server that does not show ``required``: a replica, unless it is the
+        last one and the primary is down or gets no more such reads; the primary, if it is one no more."""
         token, server = self._read_asked(connection, address, asked)
-        if required is None or address == self._shard.primary or not lacks(token, required):
+        if required is None or not lacks(token, required):
+            return token, server
+        if address == self._shard.primary:
+            if token is not None and not (may_lock and self._may_lock(address, token, required)):
+                self._read_log(connection, server, (), token, required)
             return token, server
         if (waited := self._wait(connection, address, required, token, self._miss_wait_seconds)) is not None:
             if (observer := self._access.observer) is not None:
@@ -344,23 +354,24 @@ class ShardDatabase(ShardServers):
         return self._flavor == "mariadb" and is_primary and is_own and not covers(token, required)
 
     def _read_log(
-        self, connection: Connection, server: str, tables: Sequence[str], token: EventToken
+        self, connection: Connection, server: str, tables: Sequence[str], token: EventToken, required: EventToken
     ) -> tuple[EventToken, str]:
-        """The token at the end of the log, and the clause by which a SELECT shows that much of its rows."""
+        """The token at the end of the primary's log, and the clause by which a SELECT shows that much of its rows.
+        Raises `Behind` for a log that lacks ``required`` on a server that takes no writes: it was the primary."""
         question, name = self._new_question()
-        sql, names = log_sql(tables)
-        _, [(answering, logged, count)] = self._ask(connection, question, f"SELECT {name}, {sql}", names)
-        if answering != server or count != len(tables):
-            return token, ""
-        position = token.position.union(parse_position(self._flavor, str(logged or "")))
-        return replace(token, position=position), LOCK
+        sql, names = log_sql(self._flavor, tables)
+        _, [(answering, is_read_only, end, count)] = self._ask(connection, question, f"SELECT {name}, {sql}", names)
+        logged = replace(token, position=token.position.union(parse_position(self._flavor, str(end or ""))))
+        if str(is_read_only) not in ("0", "OFF") and lacks(logged, required):
+            raise behind(self._shard.primary)
+        return (logged, LOCK) if answering == server and count == len(tables) else (token, "")
 
     def _lock_rows(
-        self, connection: Connection, server: str, rows: Sequence[KeyedRows], token: EventToken
+        self, connection: Connection, server: str, rows: Sequence[KeyedRows], token: EventToken, required: EventToken
     ) -> EventToken:
         """The token at the end of the log: a snapshot after it shows that much of these rows, since each was locked
         once. The token as it was if a writer holds one of them."""
-        logged, lock = self._read_log(connection, server, [each.table for each in rows], token)
+        logged, lock = self._read_log(connection, server, [each.table for each in rows], token, required)
         if not lock:
             return token
         for wanted in rows:

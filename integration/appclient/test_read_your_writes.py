@@ -177,7 +177,9 @@ def test_without_the_defence_some_read_their_past(
                 patch.setattr(NodeView, "shows", lambda *_: True)
                 assert read(cache, 100, token) == (0, ReadOutcome.HIT)
             with monkeypatch.context() as patch:
-                patch.setattr(ShardDatabase, "_read_start", lambda own, connection, *_: own.read_token(connection))
+                patch.setattr(
+                    ShardDatabase, "_read_start", lambda own, connection, *_, **__: own.read_token(connection)
+                )
                 assert read(cache, 100, token) == (0, ReadOutcome.BEHIND)
         finally:
             system.invalidator.resume()

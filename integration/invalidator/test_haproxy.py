@@ -78,6 +78,33 @@ def test_a_crash_of_the_primary(own_pair: Pair, memcached: Memcached, tmp_path: 
         scene.wait_true_hits(load)
 
 
+def test_old_connections_to_the_previous_primary(own_pair: Pair, memcached: Memcached, tmp_path: Path) -> None:
+    """HAProxy lets them be, and they show what the previous primary has, which lags as a replica."""
+    with scene_behind(own_pair, memcached, tmp_path) as (scene, load, proxy):
+        load.stop()
+        text = scene.path.read_text()
+        scene.path.write_text(text.replace(f'"{scene.present.url}", ', ""))
+        with closing(Cache.open(scene.path)) as cache:
+            scene.path.write_text(text)
+            cache.database().find_shard(None).read_head()
+            scene.previous.set_read_only(1)
+            own_pair.wait_caught_up()
+            scene.promote()
+            scene.demote()
+            proxy.ask(f"set server primary/s{scene.previous.port} state drain")
+            proxy.ask(f"enable server primary/s{scene.present.port}")
+            scene.previous.stop_replication()
+            scene.present.execute("UPDATE customers SET v = 1000000", database="shop")
+            with scene.present.connect("shop") as connection, connection.cursor() as cursor:
+                cursor.execute("UPDATE customers SET v = 1000001 WHERE id = 1")
+                token = cache.database().commit_token(connection)
+            scene.wait_acknowledged()
+            found = cache.get_many("customer", KEYS)
+            assert {row["v"] for key, row in found.items() if key != 1} == {1000000}
+            assert cache.get("customer", 1)["v"] == 1000001
+            assert cache.get("customer", 1, at_least=token)["v"] == 1000001
+
+
 def test_an_invalidator_that_is_killed_again_and_again(own_pair: Pair, memcached: Memcached, tmp_path: Path) -> None:
     with scene_behind(own_pair, memcached, tmp_path) as (scene, load, _):
         for _ in range(KILLS):

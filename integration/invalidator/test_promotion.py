@@ -133,10 +133,13 @@ class Scene:
                 assert outcome is not ReadOutcome.HIT or v == load.written[key], (key, self.describe())
             return all(outcome is ReadOutcome.HIT for outcome, _ in found.values())
 
+        self.wait_acknowledged()
+        wait_until(are_hits, "all are hits", self.describe)
+
+    def wait_acknowledged(self) -> None:
         with self.present.connect() as connection:
             head = executed_position(connection, self.present.flavor)
         wait_covered(self.invalidator._config, {LINEAGE: head}, self.describe)
-        wait_until(are_hits, "all are hits", self.describe)
 
     def promote(self) -> None:
         self.present.remove_sources()
@@ -195,6 +198,8 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
         scene.previous.stop_replication()
         scene.present.execute("UPDATE customers SET v = v + 1", database="shop")
         load.written = {key: v + 1 for key, v in load.written.items()}
+        scene.wait_acknowledged()
+        assert {key: v for key, (_, v) in scene.outcomes().items()} == load.written
         scene.wait_true_hits(load)
         inspected = call_cli("inspect", "customer", "1", "-c", scene.path, "--json")
         assert json.loads(inspected.stdout)["equals_primary"] is True, inspected.stdout

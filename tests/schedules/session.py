@@ -117,7 +117,8 @@ class Session:
                 return ["committed"], [(self.variable(server, "@@global.gtid_current_pos"),)]
             if "information_schema" in rest:
                 count = len(keys) if self.engine == "InnoDB" else 0
-                return ["position", "count"], [(self.variable(server, rest.partition(",")[0]), count)]
+                log_end = self.variable(server, rest.split(", ")[1])
+                return ["is_read_only", "position", "count"], [(0, log_end, count)]
             if "gtid_owned" in rest or "log_slave_updates" in rest:
                 return ["until"], [(self.variable(server, _bound_of(rest)),)]
             return (["waited"], [("0",)]) if rest else ([], [()])

@@ -384,7 +384,7 @@ def test_a_server_that_lacks_the_own_commit_is_not_read(monkeypatch: pytest.Monk
         return version_read(shard, commit(12))
 
     assert read_own() == 12
-    monkeypatch.setattr(ShardDatabase, "_read_start", lambda self, connection, *_: self.read_token(connection))
+    monkeypatch.setattr(ShardDatabase, "_read_start", lambda self, connection, *_, **__: self.read_token(connection))
     assert read_own() == 10
 
 

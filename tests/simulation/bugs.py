@@ -814,7 +814,7 @@ def _own_commits_ignored_by_hits() -> Planted:
 
 
 def _own_commits_ignored_by_servers() -> Planted:
-    def start(self: ShardDatabase, connection: Any, *_: Any) -> Any:
+    def start(self: ShardDatabase, connection: Any, *_: Any, **__: Any) -> Any:
         return self.read_token(connection)
 
     return _patch(ShardDatabase, "_read_start", start)
