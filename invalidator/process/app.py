@@ -226,7 +226,7 @@ class Invalidator:
                 raise
             return None
 
-    def _start(self, assignment: Assignment) -> None:
+    def _start(self, assignment: Assignment, errant: dict[str, str] | None = None) -> None:
         lineage = assignment.shard.lineage
         worker = ShardWorker(
             assignment,
@@ -234,6 +234,7 @@ class Invalidator:
             self._recorder,
             read_registry=partial(load_registry, self.config, [assignment.keyspace], lineage),
             since_us=None if lineage in self._repeated else self._since_us,
+            errant={} if errant is None else errant,
         )
         self._running[lineage] = _Running(worker, RESTART_SECONDS)
         self._running[lineage].thread.start()
@@ -243,7 +244,7 @@ class Invalidator:
         task = ended.worker.assignment
         if ended.worker.has_repeated:
             self._repeated.add(task.shard.lineage)
-        self._start(task)
+        self._start(task, ended.worker.errant)
         again = self._running[task.shard.lineage]
         again.worker.failure = ended.worker.failure  # until it is known to be over
         if not ended.worker.has_streamed:

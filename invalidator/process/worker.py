@@ -80,7 +80,7 @@ class ShardWorker:
     last minutes. ``times``: received positions by time, for consumers that begin at a time. ``read_registry``: reads
     the schema of objects with these tables, and gets the objects as they were before. ``since_us``: time (µs since
     1970) from which on every node is sent everything again. ``created_at``: by `running_clock`. ``steps``: number of
-    those that its loop has taken.
+    those that its loop has taken. ``errant``: see `PromotionWatch`; it outlasts a restart.
     """
 
     assignment: Assignment
@@ -98,6 +98,7 @@ class ShardWorker:
     recent: RecentWork = field(default_factory=RecentWork)
     created_at: float = field(default_factory=running_clock)
     steps: int = 0
+    errant: dict[str, str] = field(default_factory=dict)
     _source: Source | None = field(default=None, init=False)
     _is_stopping: bool = field(default=False, init=False)
     _left_for: FreshnessError | None = field(default=None, init=False)
@@ -171,7 +172,7 @@ class ShardWorker:
         if not shard.adopt_promotions:
             self._work()
             return
-        watch = PromotionWatch(shard, self.assignment.flavor, self._read_streamed)
+        watch = PromotionWatch(shard, self.assignment.flavor, self._read_streamed, errant=self.errant)
         watch.require_primary(self._sleep)
         ending = threading.Event()
         watching = threading.Thread(

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from freshness.config.config import Config
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 """Pause between two looks, and how long a server may take for each answer."""
+
+PATIENT_SECONDS: Final = 10.0
+"""How long a server may take for each answer if only one look is taken."""
 
 LOOKS: Final = 3
 """Looks in a row that must show the same before the stream is left for it."""
@@ -71,14 +75,14 @@ def with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Conf
 
 @dataclass(slots=True)
 class PromotionWatch:
-    """Looks at all servers of a shard. ``read_streamed``: everything that was streamed or acknowledged. `look`
-    belongs to one thread at a time."""
+    """Looks at all servers of a shard. ``read_streamed``: everything that was streamed or acknowledged. ``errant``:
+    transactions that each replica had and its primary lacked, by server. `look` belongs to one thread at a time."""
 
     shard: Shard
     flavor: str
     read_streamed: Callable[[], Position]
     look_at: Callable[[ServerAddress], ServerState] | None = None
-    _errant: dict[ServerAddress, str] = field(default_factory=dict)
+    errant: dict[str, str] = field(default_factory=dict)
     _apart: set[ServerAddress] = field(default_factory=set)
 
     def require_primary(self, pause: Callable[[float], None]) -> None:
@@ -135,24 +139,25 @@ class PromotionWatch:
                 hint="set one wsrep_gtid_domain_id and one server_id on all nodes; until then nothing is cached",
             )
         writable = [address for address, state in states.items() if not state.is_read_only]
-        servers = {states[address].server or str(address) for address in writable}  # a proxy is the one behind it
+        servers = {_server(states[address], address) for address in writable}
         if len(servers) > 1:
             return SourceUnavailable(
                 f"{len(servers)} servers of {self.shard.lineage} are writable at a time: {_names(writable)}",
                 hint="set read_only on all but the primary; until then nothing is cached from this shard",
             )
+        for address in writable:
+            reason = self._find_refusal(address, states[address], streamed)
+            if reason:
+                return SourceUnavailable(
+                    f"{_names([address])} is writable and cannot be the primary of {self.shard.lineage}: {reason}",
+                    hint="until that is mended, nothing is cached from this shard; see docs/operations.md",
+                )
         if self.shard.primary in writable:
             self._note_errant(states)
             return None
         if not writable:
             return None  # in the middle of a switchover, or all are gone: leases run out
         candidate = writable[0]
-        reason = self._find_refusal(candidate, states[candidate], streamed)
-        if reason:
-            return SourceUnavailable(
-                f"{_names([candidate])} is writable and cannot be the primary of {self.shard.lineage}: {reason}",
-                hint="until that is mended, nothing is cached from this shard; see docs/operations.md",
-            )
         present = looks[self.shard.primary]
         state = "is read-only" if isinstance(present, ServerState) else f"does not answer: {present}"
         return PrimaryMoved(
@@ -162,11 +167,12 @@ class PromotionWatch:
         )
 
     def _find_refusal(self, address: ServerAddress, state: ServerState, streamed: Position) -> str:
-        if state.follows:
-            return "it follows another server"
-        if not state.executed.contains(streamed):
-            return "it has not executed everything that was streamed from the previous primary (F28)"
-        errant = self._errant.get(address, "")
+        if address != self.shard.primary:  # else opening the stream compares what was streamed
+            if state.follows:
+                return "it follows another server"
+            if not state.executed.contains(streamed):
+                return "it has not executed everything that was streamed from the previous primary (F28)"
+        errant = self.errant.get(_server(state, address), "")
         return f"it had errant transactions while it was a replica: {errant[:200]} (F53)" if errant else ""
 
     def _name_apart(self, states: Mapping[ServerAddress, ServerState]) -> None:
@@ -179,15 +185,16 @@ class PromotionWatch:
         """Remember what each replica has and its primary lacks, while there is a primary to compare it with."""
         primary, nothing = states[self.shard.primary], empty_position(self.flavor)
         for address, state in states.items():
-            if address != self.shard.primary:
-                self._errant[address] = find_foreign(state, primary, nothing)
+            if (server := _server(state, address)) != _server(primary, self.shard.primary):
+                self.errant[server] = find_foreign(state, primary, nothing)
 
 
 def find_move(shard: Shard, flavor: str) -> PrimaryMoved | None:
     """The move of the primary that `run` would adopt now, for what reads beside it. None in any doubt."""
     if not shard.adopt_promotions:
         return None
-    found = PromotionWatch(shard, flavor, lambda: empty_position(flavor)).look()
+    patient = partial(look_at, flavor=flavor, timeout_seconds=PATIENT_SECONDS)
+    found = PromotionWatch(shard, flavor, lambda: empty_position(flavor), patient).look()
     return found if isinstance(found, PrimaryMoved) else None
 
 
@@ -199,6 +206,11 @@ def find_present(config: Config) -> Config:
         for shard in keyspace.shards
     }
     return with_primaries(config, {lineage: move.address for lineage, move in moves.items() if move is not None})
+
+
+def _server(state: ServerState, address: ServerAddress) -> str:
+    """The name of a server: a proxy is the one behind it."""
+    return state.server or str(address)
 
 
 def _with_account(primary: ServerAddress, address: ServerAddress) -> ServerAddress:

@@ -356,6 +356,19 @@ def test_the_pause_before_a_restart_grows(
     thread.join(WAIT_SECONDS)
 
 
+def test_errant_transactions_are_remembered_over_a_restart(scene: Scene, databases: Databases) -> None:
+    """Else the worker that follows adopts the server that the previous one refused (F53)."""
+    invalidator = Invalidator(scene.config(HEAD + shards("-") + OTHER))
+    thread = scene.start(invalidator)
+    wait_until(lambda: "other/-" in invalidator._running)
+    previous = invalidator._running["other/-"].worker
+    previous.errant["a server"] = "0-2-7"
+    wait_until(lambda: invalidator._running["other/-"].worker is not previous)
+    assert invalidator._running["other/-"].worker.errant == {"a server": "0-2-7"}
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+
+
 def test_a_configuration_is_used_although_another_database_never_was_there(
     scene: Scene, databases: Databases
 ) -> None:

@@ -118,6 +118,23 @@ def test_a_proxy_and_the_server_behind_it_are_one() -> None:
     assert "2 servers of shop/- are writable at a time: b:3306, c:3306, a:3306" in refused.message
 
 
+def test_a_server_behind_a_proxy_is_refused_as_it_is_without() -> None:
+    """The file's primary is the proxy, or one of its replicas is; it comes to lead to a server in doubt."""
+    present, read_only = (replace(my(1, role), server="x") for role in ("", "r"))
+    errant = f"{UUID}1:1-9,{UUID}2:1-3"
+    follower, promoted = (replace(my(2, role, errant), server="y") for role in ("rf", ""))
+    scene = Scene()
+    assert scene.see(present, present, follower) is None
+    for looks in ((promoted, read_only, promoted), (promoted, read_only, follower), (read_only, promoted, promoted)):
+        refused = scene.see(*looks)
+        assert refused is not None
+        assert "F53" in refused.message
+    follows = replace(my(2, "f"), server="y")
+    refused = Scene().see(follows, read_only, follows)
+    assert refused is not None
+    assert "follows another server" in refused.message
+
+
 def test_a_node_of_galera_that_stands_apart_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """It goes on: a node that nothing is written to is only late."""
     a, b = (replace(state(number, "7-1-9", role), identity="1", domain="7") for number, role in ((1, ""), (2, "rf")))
