@@ -52,6 +52,8 @@ from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts, ahead_of
 from invalidator.rules.table import TableFacts, check_tables
 
+ADOPTED_HINT: Final = "`run` adopts it if it has everything that was streamed; name it in the configuration"
+
 PROBE_SECONDS: Final = 10
 """TTL of the item by which it is seen that two names mean one node."""
 
@@ -146,7 +148,7 @@ class Checkup:
         flavor = keyspace.gtid_flavor
         if (moved := find_move(shard, flavor)) is not None:
             where = f"{shard.primary.host}:{shard.primary.port}"
-            self.findings.append(CheckFinding(Rule.PRIMARY_READ_ONLY, moved.message, moved.hint, where))
+            self.findings.append(CheckFinding(Rule.PRIMARY_READ_ONLY, moved.message, ADOPTED_HINT, where))
             shard = with_primary(shard, moved.address)
         for address in (*shard.replicas, shard.writable):
             self._addresses[f"{address.host}:{address.port}"] = address, flavor

@@ -172,7 +172,9 @@ def _check_identities(servers: Sequence[ServerFacts]) -> Iterator[CheckFinding]:
 
 def _is_apart(server: ServerFacts, node: ServerFacts) -> bool:
     """Whether a server has the id of a node of Galera, and is not one: its wsrep_on was set to OFF."""
-    is_alone = is_galera(node.variables) and not is_galera(server.variables)
+    is_alone = (
+        is_galera(node.variables) and server["wsrep_on"] == "OFF" and server["wsrep_provider"] not in ("", "none")
+    )
     return is_alone and server["server_id"] == node["server_id"] != ""
 
 

@@ -23,7 +23,7 @@ from invalidator.rules.service import AMAZON, ServiceName, find_service, read_re
 
 Answer = TypeVar("Answer")
 
-_SEMISYNCHRONOUS: Final = r"SHOW GLOBAL STATUS LIKE 'rpl\_semi\_sync\_%\_status'"
+_SEMISYNCHRONOUS: Final = "SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_%_status'"
 """Whether commits wait for a replica now: OFF after one did so in vain."""
 
 
