@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -254,13 +256,14 @@ class Cache:
     ) -> Demand:
         if max_staleness_seconds is None and at_least is None and served is None and not is_enclosed():
             return NO_DEMAND
-        if max_staleness_seconds is not None and not (
-            isinstance(max_staleness_seconds, int | float) and max_staleness_seconds >= 0
-        ):
-            raise ConfigError(
-                f"a read has the max_staleness_seconds {max_staleness_seconds!r}",
-                hint="expected a number of seconds, at least 0",
-            )
+        if max_staleness_seconds is not None:
+            is_number = isinstance(max_staleness_seconds, Real | Decimal)
+            if not is_number or not float(max_staleness_seconds) >= 0:
+                raise ConfigError(
+                    f"a read has the max_staleness_seconds {max_staleness_seconds!r}",
+                    hint="expected a number of seconds, at least 0",
+                )
+            max_staleness_seconds = float(max_staleness_seconds)
         return Demand(max_staleness_seconds, demand_commits(at_least, self.config.keyspaces.values()), served)
 
     def _get_all(

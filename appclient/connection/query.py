@@ -224,7 +224,7 @@ def run_loader(load: Callable[[LoaderConnection], Result], opened: LoaderConnect
                 f"a read of the cache sent a wrong statement: {error.args[1]} [{error.args[0]}]",
                 hint="correct it, or grant what it needs",
             ) from error
-        if isinstance(error, pymysql.ProgrammingError) and isinstance(error.args[0], str):
+        if isinstance(error, pymysql.ProgrammingError) and "format" in str(error.args[:1]):
             raise SourceUnsuitable(
                 f"a read of the cache sent a wrong statement: {error.args[0]}",
                 hint="give each %s one parameter, and write %% for a percent sign",

@@ -235,7 +235,10 @@ def _import_client(backend: str) -> None:
     try:
         import_node(backend)
     except ModuleNotFoundError as error:
-        raise (missing_package(error, "appclient") or error) from error
+        missing = missing_package(error, "appclient")
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def _now_us() -> int:

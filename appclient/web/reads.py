@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -48,7 +49,7 @@ class TokenCookie:
     def __post_init__(self) -> None:
         if isinstance(self.secrets, str | bytes) or not self.secrets or not all(self.secrets):
             raise ConfigError("a token's cookie has no secret", hint="expected secrets=[the application's secret]")
-        if not isinstance(self.seconds, int | float) or not self.seconds >= 1:
+        if not isinstance(self.seconds, int | float) or not 1 <= self.seconds < math.inf:
             raise ConfigError(
                 f"a token's cookie has the seconds {self.seconds!r}",
                 hint="expected a number, at least 1, and above the lag of the replicas",

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,7 +115,9 @@ def test_a_missing_client_of_the_nodes_is_an_error_that_names_its_extra(
     path = tmp_path / "freshness.toml"
     path.write_text(CONFIG.replace("[cache]", '[cache]\nbackend = "redis"'))
     monkeypatch.delitem(sys.modules, "freshness.nodes.redis", raising=False)
-    monkeypatch.setitem(sys.modules, "redis.backoff", None)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "redis"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"redis is not installed.*freshness\[redis\]"):
         Cache(load_config(path, {}))
 
@@ -528,7 +531,7 @@ def test_one_key_in_the_place_of_several_is_refused(cache: Cache, keys: Any) -> 
         cache.get_many("customer", keys)
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "10", timedelta(seconds=1)])
+@pytest.mark.parametrize("seconds", [-1, float("nan"), Decimal("NaN"), "10", timedelta(seconds=1)])
 def test_a_bound_that_is_no_number_of_seconds_is_refused(cache: Cache, seconds: Any) -> None:
     """A NaN would be no bound."""
     with pytest.raises(ConfigError, match="at least 0"):

@@ -61,7 +61,7 @@ def test_a_text_that_is_too_old_counts_as_none() -> None:
     assert TokenCookie([SECRET], seconds=3600).parse(signed) == token(5)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 0.5, float("nan"), "60", None])
+@pytest.mark.parametrize("seconds", [0, -1, 0.5, float("nan"), float("inf"), "60", None])
 def test_seconds_that_are_no_number_from_1_on_are_refused(seconds: Any) -> None:
     """Else each request with a cookie fails, or none has its commits."""
     with pytest.raises(ConfigError, match="at least 1"):

@@ -92,12 +92,17 @@ def test_nodes_of_galera_give_one_gtid(tmp_path: Path, name: str) -> None:
 def test_a_node_of_galera_that_stands_apart_is_told_to_join_and_keeps_its_id(
     tmp_path: Path, is_primary: bool
 ) -> None:
-    apart = {**NODE, "port": "2", "wsrep_on": "OFF"}
+    apart = {**NODE, "port": "2", "wsrep_on": "OFF", "wsrep_provider": "libgalera_smm.so"}
     found = find(tmp_path, *((apart, NODE) if is_primary else (NODE, apart)))
     assert Rule.SERVER_ID_CLASH not in {each.rule for each in found}
     [told] = [each for each in found if each.rule is Rule.SEVERAL_WRITERS]
     assert told.where == f"10.0.0.{2 if is_primary else 3}:3306"
     assert "wsrep_on is OFF" in told.message
+
+
+def test_a_replica_of_a_cluster_that_has_the_id_of_a_node_needs_another_one(tmp_path: Path) -> None:
+    replica = {**NODE, "port": "2", "wsrep_on": "OFF", "wsrep_provider": "none"}
+    assert check(tmp_path, NODE, replica) & {Rule.SERVER_ID_CLASH, Rule.SEVERAL_WRITERS} == {Rule.SERVER_ID_CLASH}
 
 
 def test_a_group_of_several_members_makes_a_failover_lossless(tmp_path: Path) -> None:
