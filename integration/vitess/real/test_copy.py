@@ -124,7 +124,7 @@ def refuse_what_a_tablet_does_not_show(made: Deployment) -> None:
     keyspace = made.config.keyspaces["shop"]
     shard = keyspace.serving_shards[0]
     layout = read_table(shard.primary, "seats")
-    shown = read_head(keyspace, shard)
+    shown = read_head(keyspace, shard.writable)
     beyond = shown.union(parse_position("mysql", "11111111-2222-3333-4444-555555555555:1"))
     span = KeySpan(None, None)
 
